@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -12,15 +13,10 @@
 #include "kernels/ops/make.h"
 #include "kernels/plan/product_columns.h"
 #include "kernels/plan/topology.h"
+#include "tests/support/random_tensor.h"
 
 namespace mkernel::test {
 namespace {
-
-constexpr std::uint16_t kPoison = 0x7fc1;  // NaN in bf16 and in fp16
-
-double value_of(DataType type, std::uint16_t bits) {
-  return type == DataType::kBf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
-}
 
 /// in: [rows, columns]
 std::vector<float> transposed(const std::vector<float>& in, std::int64_t rows, std::int64_t columns) {
@@ -96,10 +92,9 @@ std::int64_t GemmCase::first_column(int product) const {
 void GemmCase::fill(std::uint64_t seed) {
   for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     std::mt19937_64 random(seed * 1000 + rank);
-    std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
     const auto draw = [&](std::vector<std::uint16_t>& to, std::vector<float>& wide, std::int64_t count) {
       wide.resize(static_cast<std::size_t>(count));
-      for (float& value : wide) value = uniform(random);
+      for (float& value : wide) value = uniform(random, 1.0F);
       to.resize(wide.size());
       kernels::narrow(shape_.dtype, wide.data(), to.data(), wide.size());
       kernels::widen(shape_.dtype, to.data(), wide.data(), wide.size());  // what is left of the values
@@ -140,10 +135,18 @@ GemmCase::Dot GemmCase::dot(std::uint32_t rank, std::int64_t row, std::uint32_t 
   const float* a = wide_a_[rank].data() + row * shape_.k;
   const float* b = wide_b_[b_rank].data() + column * shape_.k;
   using Four = double __attribute__((vector_size(32)));  // a single sum would wait for every addition
-  Four sums = {}, magnitudes = {};
+  using FourFloats = float __attribute__((vector_size(16)));
+  const auto read = [](const float* from, Four& to) {
+    FourFloats floats;
+    std::memcpy(&floats, from, sizeof floats);
+    to = __builtin_convertvector(floats, Four);
+  };
+  Four of_a, of_b, sums = {}, magnitudes = {};
   std::int64_t k = 0;
   for (; k + 4 <= shape_.k; k += 4) {
-    const Four product = Four{a[k], a[k + 1], a[k + 2], a[k + 3]} * Four{b[k], b[k + 1], b[k + 2], b[k + 3]};
+    read(a + k, of_a);
+    read(b + k, of_b);
+    const Four product = of_a * of_b;
     sums += product;
     magnitudes += product < 0 ? -product : product;
   }

@@ -1,6 +1,7 @@
 #include "tests/support/on_host/sm90.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -232,9 +233,18 @@ void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t 
 
 namespace {
 
+/// A lane's part of a product of its warp.
+struct Product {
+  float* d;
+  HostProduct kind;
+  const std::uint32_t* a_registers;  ///< null: a lies in shared memory
+  std::uint64_t a, b;
+  bool accumulate;
+};
+
 struct Products {
-  std::vector<std::function<void()>> open;
-  std::deque<std::vector<std::function<void()>>> groups;
+  std::vector<Product> open;
+  std::deque<std::vector<Product>> groups;
 };
 thread_local std::map<const HostThread*, Products> products;
 
@@ -243,6 +253,7 @@ float value_of(std::uint16_t bits, bool bf16) {
 }
 
 constexpr std::uint32_t kStep = 16;  ///< of k: what one product sums
+constexpr std::uint32_t kLanes = 32, kRows = 16, kMostColumns = 256;
 
 /// A matrix in shared memory, in rows of 128 bytes. Most of the time of a play is spent in what reads it.
 class SharedMatrix {
@@ -252,101 +263,116 @@ class SharedMatrix {
         begin_(static_cast<std::uint32_t>(descriptor & 0x3fff) << 4),
         leading_(static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4),
         bf16_(bf16) {}
-  /// The first elements of a row.
-  void read_row(std::uint32_t row, float (&values)[kStep]) const {
-    for (std::uint32_t column = 0; column < kStep; column += 8) read<8>(row, column, values + column);
-  }
-  /// The first elements of a column.
-  void read_column(std::uint32_t column, float (&values)[kStep]) const {
-    for (std::uint32_t row = 0; row < kStep; ++row) read<1>(row, column, values + row);
+
+  /// Eight neighbours, which the swizzle leaves together. Rows wider than 64 go on in the next block.
+  void read(std::uint32_t row, std::uint32_t column, float* values) const {
+    const std::uint32_t at = begin_ + column / 64 * leading_ + row * kRowBytes + column % 64 * 2;
+    std::uint16_t bits[8];
+    std::memcpy(bits, memory_ + swizzled(at), sizeof bits);
+    for (std::uint32_t i = 0; i < 8; ++i) values[i] = value_of(bits[i], bf16_);
   }
 
  private:
-  /// Neighbours within 16 bytes, which the swizzle leaves together. Rows wider than 64 go on in the next
-  /// block.
-  template <std::uint32_t kCount>
-  void read(std::uint32_t row, std::uint32_t column, float* values) const {
-    const std::uint32_t at = begin_ + column / 64 * leading_ + row * kRowBytes + column % 64 * 2;
-    std::uint16_t bits[kCount];
-    std::memcpy(bits, memory_ + swizzled(at), sizeof bits);
-    if (bf16_) {
-      for (std::uint32_t i = 0; i < kCount; ++i) values[i] = kernels::bf16_to_float(bits[i]);
-    } else {
-      for (std::uint32_t i = 0; i < kCount; ++i) values[i] = kernels::f16_to_float(bits[i]);
-    }
-  }
-
   const std::byte* memory_;
   std::uint32_t begin_, leading_;
   bool bf16_;
 };
 
-using Rows = float[2][kStep];  ///< of a: those that the thread has sums of
+/// An operand by k: `kWidth` rows of a or columns of b beside each other.
+template <std::uint32_t kWidth>
+using Operand = float[kStep][kWidth];
 
-void multiply(float* d, const HostProduct& product, const Rows& rows, std::uint64_t b_descriptor,
-              bool accumulate) {
-  const SharedMatrix b(b_descriptor, product.bf16);
-  const std::uint32_t lane = host_thread().thread.x % 32;
-  for (int j = 0; j < product.columns / 8; ++j) {
-    float values[2][kStep], sums[4] = {0, 0, 0, 0};  // of two columns; those of the lower half come second
-    for (std::uint32_t odd = 0; odd < 2; ++odd) {
-      const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
-      if (product.b_by_k) {
-        b.read_row(column, values[odd]);
-      } else {
-        b.read_column(column, values[odd]);
-      }
-    }
-    float* const to = d + 4 * j;
-    if (accumulate) std::copy_n(to, 4, sums);
+/// `count` rows of a or columns of b, from `first` on. `by_k`: the matrix has a row for each.
+template <std::uint32_t kWidth>
+void read_operand(const SharedMatrix& matrix, bool by_k, std::uint32_t first, std::uint32_t count,
+                  Operand<kWidth>& operand) {
+  if (!by_k) {
     for (std::uint32_t k = 0; k < kStep; ++k) {
-      for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * values[i % 2][k];
+      for (std::uint32_t i = 0; i < count; i += 8) matrix.read(k, first + i, operand[k] + i);
     }
-    std::copy_n(sums, 4, to);
+    return;
+  }
+  for (std::uint32_t i = 0; i < count; ++i) {
+    float values[kStep];
+    for (std::uint32_t k = 0; k < kStep; k += 8) matrix.read(first + i, k, values + k);
+    for (std::uint32_t k = 0; k < kStep; ++k) operand[k][i] = values[k];
   }
 }
 
-/// Of the lanes of a warp that share rows, each has four columns.
-void gather_rows(const std::uint32_t* a, bool bf16, Rows& rows) {
-  const std::uint32_t first = host_thread().thread.x % 32 / 4 * 4;
-  for (std::uint32_t right = 0; right < 2; ++right) {
-    const std::uint64_t mine = a[2 * right] | std::uint64_t{a[2 * right + 1]} << 32;
-    const std::uint64_t* all = host_exchange(~0U, mine);
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      for (std::uint32_t k = 0; k < 8; ++k) {
-        const std::uint64_t pair = all[first + k / 2] >> 32 * half;
-        rows[half][8 * right + k] = value_of(static_cast<std::uint16_t>(pair >> 16 * (k % 2)), bf16);
-      }
+/// From the registers of all lanes, each of which has two rows, and four elements of either.
+void read_registers(const std::array<const Product*, kLanes>& parts, Operand<kRows>& a) {
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      const std::uint32_t odd = i % 2, half = i / 2 % 2, right = i / 4;
+      const std::uint32_t pair = parts[lane]->a_registers[2 * right + half];
+      a[8 * right + 2 * (lane % 4) + odd][lane / 4 + 8 * half] =
+          value_of(static_cast<std::uint16_t>(pair >> 16 * odd), parts[lane]->kind.bf16);
     }
   }
+}
+
+/// Calls `each(of a lane's d, of the warp's)` for all elements: of each eight columns a lane has two beside
+/// each other, in its row and in the eighth after it.
+template <class Each>
+void each_sum(const std::array<const Product*, kLanes>& parts, float (&sums)[kRows][kMostColumns],
+              const Each& each) {
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    const auto count = static_cast<std::uint32_t>(parts[lane]->kind.columns) / 2;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      each(parts[lane]->d[i], sums[lane / 4 + 8 * (i / 2 % 2)][i / 4 * 8 + 2 * (lane % 4) + i % 2]);
+    }
+  }
+}
+
+/// One product of the warp that runs: sixteen rows of d (+)= a x b.
+void multiply(const std::array<const Product*, kLanes>& parts) {
+  thread_local Operand<kRows> a;
+  thread_local Operand<kMostColumns> b;
+  thread_local float sums[kRows][kMostColumns];
+  const Product& product = *parts[0];
+  const auto columns = static_cast<std::uint32_t>(product.kind.columns);
+  if (product.a_registers != nullptr) {
+    read_registers(parts, a);
+  } else {
+    const std::uint32_t warp = host_thread().thread.x / kLanes % 4;
+    read_operand(SharedMatrix(product.a, product.kind.bf16), product.kind.a_by_k, kRows * warp, kRows, a);
+  }
+  read_operand(SharedMatrix(product.b, product.kind.bf16), product.kind.b_by_k, 0, columns, b);
+  each_sum(parts, sums, [&](float d, float& sum) { sum = product.accumulate ? d : 0; });
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    for (std::uint32_t k = 0; k < kStep; ++k) {
+      for (std::uint32_t column = 0; column < columns; ++column)
+        sums[row][column] += a[k][row] * b[k][column];
+    }
+  }
+  each_sum(parts, sums, [](float& d, float sum) { d = sum; });
+}
+
+/// The oldest group of products of all lanes, which have as many.
+void multiply_group(const std::uint64_t* lanes) {
+  const auto of = [&](std::uint32_t lane) { return reinterpret_cast<Products*>(lanes[lane]); };
+  const std::size_t count = of(0)->groups.front().size();
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    if (of(lane)->groups.size() != of(0)->groups.size() || of(lane)->groups.front().size() != count)
+      throw std::runtime_error("the lanes of a warp wait for different products");
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    std::array<const Product*, kLanes> parts;
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) parts[lane] = &of(lane)->groups.front()[i];
+    multiply(parts);
+  }
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) of(lane)->groups.pop_front();
 }
 
 }  // namespace
 
 void host_wgmma(float* d, const HostProduct& product, std::uint64_t a, std::uint64_t b, bool accumulate) {
-  products[&host_thread()].open.push_back([=] {
-    const SharedMatrix matrix(a, product.bf16);
-    const std::uint32_t warp = host_thread().thread.x / 32 % 4, lane = host_thread().thread.x % 32;
-    Rows rows;
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
-      if (product.a_by_k) {
-        matrix.read_row(row, rows[half]);
-      } else {
-        matrix.read_column(row, rows[half]);
-      }
-    }
-    multiply(d, product, rows, b, accumulate);
-  });
+  products[&host_thread()].open.push_back({d, product, nullptr, a, b, accumulate});
 }
 
 void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, std::uint64_t b,
                 bool accumulate) {
-  products[&host_thread()].open.push_back([=] {
-    Rows rows;
-    gather_rows(a, product.bf16, rows);
-    multiply(d, product, rows, b, accumulate);
-  });
+  products[&host_thread()].open.push_back({d, product, a, 0, b, accumulate});
 }
 
 void host_commit_products() {
@@ -370,9 +396,10 @@ void host_wait_products(std::size_t pending) {
   // Long enough for the copy engine to refill what was given back before the products have read it.
   const int turns = host_thread().thread.x / 128 == slow_warpgroup ? 100 : 4;
   for (int turn = 0; turn < turns && mine.groups.size() > pending; ++turn) host_yield();
-  while (mine.groups.size() > pending) {
-    for (const auto& product : mine.groups.front()) product();
-    mine.groups.pop_front();
+  if (mine.groups.size() > pending) {
+    const std::uint64_t* lanes = host_exchange(~0U, reinterpret_cast<std::uintptr_t>(&mine));
+    // One lane multiplies for all, when all are here.
+    while (host_thread().thread.x % kLanes == 0 && mine.groups.size() > pending) multiply_group(lanes);
   }
   // The products are the warp's: none of its lanes goes on before they are done.
   host_warp_sync(~0U);

@@ -16,7 +16,7 @@ inline float uniform(std::mt19937_64& random, float scale) {
   return (static_cast<float>(random() >> 40) * 0x1p-23F - 1.0F) * scale;
 }
 
-/// `count` values, uniform in [-scale, scale], rounded to `dtype`: bits as the operations take them.
+/// `count` values, uniform in [-scale, scale), rounded to `dtype`: bits as the operations take them.
 inline std::vector<std::uint16_t> random_tensor(std::int64_t count, DataType dtype, std::uint64_t seed,
                                                 float scale = 1.0F) {
   std::mt19937_64 random(seed);

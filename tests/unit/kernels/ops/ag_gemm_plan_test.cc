@@ -255,7 +255,7 @@ TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the 
 
 TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
-    for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
+    for (const std::uint32_t world : {1U, 2U, 4U, 8U, 16U}) {
       for (const std::int32_t sms : {4, 6, 8, 10, 16, 78, kSms}) {
         auto made =
             AgGemmPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0, kH200.with_sms(sms));

@@ -57,6 +57,10 @@ void host_wait_stores(std::size_t pending);
 void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t barrier);
 /// The copy engine: a service of the grid.
 void host_copy_engine();
+/// The 128-byte swizzle: 16-byte pieces of a row of 128 bytes change places with its number.
+constexpr std::uint32_t host_swizzled(std::uint32_t offset) {
+  return offset ^ (offset >> 7 & 7) << 4;
+}
 
 /// How a product takes its operands.
 struct HostProduct {
@@ -64,7 +68,7 @@ struct HostProduct {
   bool bf16;
   bool a_by_k, b_by_k;  ///< the operand lies in rows of k
 };
-/// One thread's part of d (+)= a x b. Operands are read, and d is written, when the thread waits for it.
+/// One thread's part of d (+)= a x b. Operands are read, and d is written, when its warp waits for it.
 void host_wgmma(float* d, const HostProduct& product, std::uint64_t a, std::uint64_t b, bool accumulate);
 /// With the four registers at `a`.
 void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, std::uint64_t b,
@@ -72,6 +76,8 @@ void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, st
 void host_commit_products();
 /// Until at most `pending` groups of this thread are not done.
 void host_wait_products(std::size_t pending);
+/// Of all threads of a grid that is over.
+void host_forget_products();
 /// While it lives, products of one warpgroup of every CTA take long, so that the others run ahead.
 class HostSlowWarpgroup {
  public:

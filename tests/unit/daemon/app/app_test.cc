@@ -2,9 +2,7 @@
 // nothing behind.
 #include "daemon/app/app.h"
 
-#include <arpa/inet.h>
 #include <doctest/doctest.h>
-#include <netinet/in.h>
 
 #include <csignal>
 #include <filesystem>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "daemon/config/config.h"
+#include "tests/support/free_port.h"
 #include "tests/unit/daemon/session/harness.h"
 
 namespace mkernel::app {
@@ -65,18 +64,6 @@ class Node {
 std::size_t entries(const char* folder) {
   const auto begin = std::filesystem::directory_iterator(folder);
   return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
-}
-
-/// A port that nobody listens on at this moment.
-std::uint16_t free_port() {
-  const ipc::UniqueFd probe(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  REQUIRE(::bind(probe.get(), reinterpret_cast<sockaddr*>(&address), size) == 0);
-  REQUIRE(::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
-  return ntohs(address.sin_port);
 }
 
 std::string pair_config(std::uint16_t own, std::uint16_t other) {
@@ -153,7 +140,7 @@ TEST_CASE("SIGHUP takes over what can change, a file with mistakes changes nothi
 
 TEST_CASE("a group over two daemons forms, and fails by name when one of them stops") {
   TemporaryFolder folder;
-  const std::uint16_t ports[] = {free_port(), free_port()};
+  const std::uint16_t ports[] = {test::free_port(), test::free_port()};
   Node a(folder, "a", pair_config(ports[0], ports[1]));
   Node b(folder, "b", pair_config(ports[1], ports[0]));
   REQUIRE_MESSAGE(a.started().ok(), a.started().text());

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/support/fake_nic/fabric.h"
+#include "tests/support/free_port.h"
 #include "tests/support/verbs_port.h"
 #include "tools/mkbench/fabric_pipe.h"
 #include "tools/mkbench/perftest.h"
@@ -70,7 +71,7 @@ TEST_CASE("two ends that met over TCP") {
     fabric.add_device(host, {.name = std::string("nic-") + host});
   }
   const auto make = verbs_over(fabric);
-  const std::uint16_t port = 20000 + static_cast<std::uint16_t>(::getpid() % 20000);
+  const std::uint16_t port = test::free_port();
   Status served(StatusCode::kUnknown, "not served");
   std::thread other([&] {
     auto pipe = Pipe::accept_on(port);

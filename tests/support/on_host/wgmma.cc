@@ -34,10 +34,10 @@ float value_of(std::uint16_t bits, bool bf16) {
   return bf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
 }
 
-constexpr std::uint32_t kStep = 16;  ///< of k: what one product sums
+constexpr std::uint32_t kStep = 16;  ///< the extent of one product along k
 constexpr std::uint32_t kRowBytes = 128, kLanes = 32, kRows = 16, kMostColumns = 256;
 
-/// A matrix in shared memory, in rows of 128 bytes. Most of the time of a play is spent in what reads it.
+/// A matrix in shared memory, in rows of 128 bytes.
 class SharedMatrix {
  public:
   SharedMatrix(std::uint64_t descriptor, bool bf16)

@@ -84,6 +84,35 @@ constexpr std::int32_t tail_parts(const TileSize& tile) {
   return tile.columns / kSm90TailColumns;
 }
 
+/// How the CTAs of a cluster lie for the narrow tiles of its tail: side by side under large tiles, since a
+/// narrow tile reads more rows of a than columns of b. Smaller tiles have few rows at times, all of them in
+/// one CTA's tile: narrow tiles side by side would take turns with others that have none.
+constexpr Sm90Cluster tail_cluster(const TileSize& tile, Sm90Cluster cluster) {
+  return tile.cluster == 1 || fits_boxes(tile) ? cluster : Sm90Cluster::kSideBySide;
+}
+
+/// Where the narrow tiles of a part lie, one of each CTA of the cluster.
+struct Sm90TailParts {
+  struct Place {
+    std::int32_t row, column;  ///< of the cluster tile
+  };
+
+  std::int32_t rows;             ///< of a tile
+  std::int32_t columns;          ///< of a cluster tile
+  std::int32_t stacked, beside;  ///< CTAs
+
+  MK_HOST_DEVICE constexpr Place place(std::int32_t part, std::int32_t cta) const {
+    const std::int32_t width = beside * kSm90TailColumns, across = columns / width;
+    return {(part / across * stacked + cta % stacked) * rows,
+            part % across * width + cta / stacked * kSm90TailColumns};
+  }
+};
+constexpr Sm90TailParts tail_parts_of(const TileSize& tile, Sm90Cluster cluster) {
+  const std::int32_t ctas = cluster_rows(tile, cluster) * cluster_columns(cluster);
+  const std::int32_t beside = cluster_columns(tail_cluster(tile, cluster));
+  return {tile.rows, tile.columns * cluster_columns(cluster), ctas / beside, beside};
+}
+
 /// As many as fit beside 32 KiB for the output.
 constexpr int tile_stages(Sm90Tile tile) {
   return (227 - 33) * 1024 / ((tile_rows(tile) + tile_columns(tile)) * kSm90TileK * 2);

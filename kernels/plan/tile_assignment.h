@@ -11,19 +11,22 @@ namespace mkernel::kernels {
 
 /// The first `whole` cluster tiles of the raster go to the clusters in turn. The next `late` ones go to
 /// clusters that have something else to do first: late cluster 0 .. is number -1 .. here. Those after them,
-/// the tail, are cut into `parts` narrow ones side by side, assigned in turn from where the whole ones
-/// stopped: with tiles of one size, the clusters that find none in the last turn would stand still for as
-/// long as a tile takes.
+/// the tail, are cut into `parts` of narrow tiles (plan/sm90_tile.h), assigned in turn from where the whole
+/// ones stopped: with tiles of one size, the clusters that find none in the last turn would stand still for
+/// as long as a tile takes.
 struct TileAssignment {
   struct Place {
     RasterPlace tile;
-    std::int32_t part = 0;  ///< of the cluster tile's columns; 0 when it is whole
+    std::int32_t part = 0;  ///< of the cluster tile; 0 when it is whole
   };
 
   Raster raster;
   std::int32_t whole = 0;          ///< 0 .. raster.tiles()
   std::int32_t late = 0;           ///< 0 .. raster.tiles() - whole
   std::int32_t late_clusters = 0;  ///< > 0 when `late` is
+
+  /// Cluster tiles that are cut into parts.
+  MK_HOST_DEVICE std::int32_t tail() const { return raster.tiles() - whole - late; }
 
   /// Of `clusters` that are not late, or of a late one: those that it computes whole.
   MK_HOST_DEVICE std::int32_t tiles(std::int32_t cluster, std::int32_t clusters) const {
@@ -35,7 +38,7 @@ struct TileAssignment {
   MK_HOST_DEVICE std::int32_t tail_tiles(std::int32_t cluster, std::int32_t clusters,
                                          std::int32_t parts) const {
     if (cluster < 0) return 0;
-    return share((raster.tiles() - whole - late) * parts, turn(cluster, clusters), clusters);
+    return share(tail() * parts, turn(cluster, clusters), clusters);
   }
   MK_HOST_DEVICE Place tail_place(std::int32_t i, std::int32_t cluster, std::int32_t clusters,
                                   std::int32_t parts) const {

@@ -69,7 +69,8 @@ struct Sm90Config {
 /// The narrow tiles that what is left over after whole waves of tiles is cut into: less is lost to SMs that
 /// find no tile in the last wave. They go through the same stages, in the same clusters.
 template <class Config>
-using Sm90Tail = Sm90Config<Sm90Tile::k128x64, Config::kInput, Config::kLayoutB, Config::kClusterShape>;
+using Sm90Tail = Sm90Config<Sm90Tile::k128x64, Config::kInput, Config::kLayoutB,
+                            tail_cluster(Config::kTile, Config::kClusterShape)>;
 
 /// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).
 template <class Config>

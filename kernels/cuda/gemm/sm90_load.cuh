@@ -146,19 +146,22 @@ template <class Config, class Tile, bool kAlone, class Rows>
 __device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90TilePlace& tile, Rows a_box_rows,
                                                int a_k, int k, Sm90Shared<Config>& shared,
                                                const Pipeline<Config::kStages>& stages, int step) {
-  constexpr bool kShareA = !kAlone && Config::kClusterColumns > 1;
-  constexpr bool kShareB = !kAlone && Config::kClusterRows > 1;
-  constexpr Sm90Boxes kBoxesA{Config::kABoxes, kShareA ? Config::kClusterColumns : 1};
-  constexpr Sm90Boxes kBoxesB{Tile::kBBoxes, kShareB ? Config::kClusterRows : 1};
+  constexpr int kBeside = Tile::kClusterColumns, kStacked = Config::kCluster / kBeside;  // CTAs
+  constexpr bool kShareA = !kAlone && kBeside > 1;
+  constexpr bool kShareB = !kAlone && kStacked > 1;
+  constexpr Sm90Boxes kBoxesA{Config::kABoxes, kShareA ? kBeside : 1};
+  constexpr Sm90Boxes kBoxesB{Tile::kBBoxes, kShareB ? kStacked : 1};
   constexpr int kBytesB = Tile::kBBytes / Tile::kBBoxes, kColumns = Tile::kTileN / Tile::kBBoxes;
   using Stage = Sm90Stage<Config, Tile>;
   const int part = kShareA || kShareB ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
   const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
   const int box_rows = a_box_rows;
-  if (box_rows > 0) {
+  // A box that all of them read is loaded by one after the other, step by step.
+  constexpr bool kInTurns = kBoxesA.boxes < kBoxesA.parts;
+  if (box_rows > 0 && (!kInTurns || k / Config::kTileK % kBoxesA.parts == part)) {
 #pragma unroll
     for (int i = 0; i < kBoxesA.each(); ++i) {
-      const int row = ((kShareA ? kBoxesA.first(part) : 0) + i) * box_rows;
+      const int row = ((kShareA && !kInTurns ? kBoxesA.first(part) : 0) + i) * box_rows;
       const std::uint32_t to = operands + Stage::a(stages.stage(), step) + row * Config::kRowBytes;
       sm90_load_box<kShareA>(to, a, a_k, tile.a_row + row, full);
     }

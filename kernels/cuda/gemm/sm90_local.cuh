@@ -21,9 +21,9 @@ class Sm90LocalSchedule {
   __device__ __forceinline__ int tiles() const { return Share::tiles(product_.assignment, 0); }
   __device__ __forceinline__ int k_blocks() const { return product_.k_blocks; }
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
-    const auto [block, column] = Share::place(product_.assignment, 0, i);
-    const int row = Share::first_row(block);
-    return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
+    const auto place = Share::place(product_.assignment, 0, i);
+    const int row = Share::first_row(place.block, place.row);
+    return {&product_.a, &product_.b, &product_.c, row, place.column, 0, row, place.column};
   }
   __device__ __forceinline__ int a_box_rows(const Sm90TilePlace& tile) const
       requires(fits_boxes(Config::kTile)) {

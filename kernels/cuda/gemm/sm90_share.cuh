@@ -18,6 +18,7 @@ struct Sm90Share {
   /// Where a tile of an assignment lies.
   struct Place {
     std::int32_t block;   ///< of a cluster's rows
+    std::int32_t row;     ///< of the block
     std::int32_t column;  ///< of the matrix
   };
 
@@ -38,24 +39,31 @@ struct Sm90Share {
   }
   static __device__ __forceinline__ Place place(const TileAssignment& assignment, std::int32_t first_cta,
                                                 int i) {
-    TileAssignment::Place place;
     if constexpr (kParts == 1) {
-      place = assignment.place(i, cluster(first_cta), clusters(first_cta));
+      const auto [tile, part] = assignment.place(i, cluster(first_cta), clusters(first_cta));
+      return {tile.row, row(),
+              (tile.column * Config::kClusterColumns + in_cluster() / Config::kClusterRows) * Config::kTileN};
     } else {
-      place = assignment.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
+      constexpr Sm90TailParts kTail = kTailParts;
+      const auto [tile, part] = assignment.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
+      const Sm90TailParts::Place in = kTail.place(part, in_cluster());
+      return {tile.row, in.row, tile.column * kTail.columns + in.column};
     }
-    const std::int32_t column_tile =
-        place.tile.column * Config::kClusterColumns + in_cluster() / Config::kClusterRows;
-    return {place.tile.row, column_tile * Config::kTileN + place.part * Tile::kTileN};
   }
 
-  /// First row of this CTA's tile in block `block` of a cluster's rows.
-  static __device__ __forceinline__ std::int32_t first_row(std::int32_t block) {
-    return (block * Config::kClusterRows + in_cluster() % Config::kClusterRows) * Config::kTileM;
+  /// First row of a tile that begins with row `in_block` of block `block` of a cluster's rows.
+  static __device__ __forceinline__ std::int32_t first_row(std::int32_t block,
+                                                           std::int32_t in_block = row()) {
+    return block * (Config::kClusterRows * Config::kTileM) + in_block;
+  }
+  /// Of the block, with which this CTA's whole tiles begin.
+  static __device__ __forceinline__ std::int32_t row() {
+    return in_cluster() % Config::kClusterRows * Config::kTileM;
   }
 
  private:
   static constexpr int kParts = Config::kTileN / Tile::kTileN;
+  static constexpr Sm90TailParts kTailParts = tail_parts_of(Config::kTile, Config::kClusterShape);
 
   static __device__ __forceinline__ std::int32_t in_cluster() {
     return static_cast<std::int32_t>(blockIdx.x % Config::kCluster);

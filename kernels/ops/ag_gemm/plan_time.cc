@@ -146,9 +146,9 @@ double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan, double 
 
 double least_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
-  const std::int32_t tail = plan.assignment.raster.tiles() - plan.assignment.whole - plan.assignment.late;
-  const double cycles = plan.assignment.whole * tile_cycles_of(shape, plan, plan.tile.columns) +
-                        tail * tail_parts(plan.tile) * tile_cycles_of(shape, plan, kSm90TailColumns);
+  const double cycles =
+      plan.assignment.whole * tile_cycles_of(shape, plan, plan.tile.columns) +
+      plan.assignment.tail() * tail_parts(plan.tile) * tile_cycles_of(shape, plan, kSm90TailColumns);
   return plan.machine.launch + cycles / clusters / plan.machine.clock + rereading_seconds(shape, plan) +
          plan.machine.last_stores;
 }

@@ -58,11 +58,11 @@ class AgGemmSchedule {
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
   __device__ __forceinline__ Place tile(int i) const {
-    const auto [block, column_of_all] = Share::place(p_.assignment, p_.comm_ctas, i);
-    const auto [product, column] = p_.columns.place(column_of_all);
+    const auto place = Share::place(p_.assignment, p_.comm_ctas, i);
+    const auto [product, column] = p_.columns.place(place.column);
     const ArrivalSteps::Place step =
-        p_.gather.shared ? ArrivalSteps::Place{.block = block} : p_.steps.place(block);
-    const std::int32_t slab = step.source, first = Share::first_row(step.block);
+        p_.gather.shared ? ArrivalSteps::Place{.block = place.block} : p_.steps.place(place.block);
+    const std::int32_t slab = step.source, first = Share::first_row(step.block, place.row);
     const std::int64_t c_first = p_.gather.slab_row(slab), rows = p_.gather.slab_rows(slab);
     const int row = first < rows ? first : kBeyond;
     return {{&p_.a, &p_.b[product], &p_.c[product][rows > p_.gather.min_rows()], row, column, 0, row, column,

@@ -18,26 +18,30 @@ namespace {
 
 constexpr std::int32_t kSms = kH200.sms;
 
-/// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
+/// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its rows of the block
+/// and its columns.
 struct Computed {
   RasterPlace tile;
-  std::int64_t column, columns;
+  std::int64_t row, rows, column, columns;
 };
 std::vector<Computed> computed(const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster, parts = tail_parts(plan.tile);
-  const std::int64_t beside = cluster_columns(plan.cluster), width = plan.tile.columns;
+  const std::int64_t width = plan.tile.columns * std::int64_t{cluster_columns(plan.cluster)};
+  const std::int64_t height = plan.tile.rows * std::int64_t{cluster_rows(plan.tile, plan.cluster)};
+  const Sm90TailParts tail = tail_parts_of(plan.tile, plan.cluster);
   std::vector<Computed> all;
   const std::int32_t late_clusters = plan.assignment.late > 0 ? plan.assignment.late_clusters : 0;
   for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
     for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i) {
       const TileAssignment::Place place = plan.assignment.place(i, cluster, clusters);
-      all.push_back({place.tile, place.tile.column * beside * width, beside * width});
+      all.push_back({place.tile, 0, height, place.tile.column * width, width});
     }
     for (std::int32_t i = 0; i < plan.assignment.tail_tiles(cluster, clusters, parts); ++i) {
       const TileAssignment::Place place = plan.assignment.tail_place(i, cluster, clusters, parts);
-      for (std::int64_t cta = 0; cta < beside; ++cta) {
-        all.push_back({place.tile, (place.tile.column * beside + cta) * width + place.part * kSm90TailColumns,
-                       kSm90TailColumns});
+      for (std::int32_t cta = 0; cta < plan.tile.cluster; ++cta) {
+        const Sm90TailParts::Place in = tail.place(place.part, cta);
+        all.push_back(
+            {place.tile, in.row, plan.tile.rows, place.tile.column * width + in.column, kSm90TailColumns});
       }
     }
   }
@@ -52,8 +56,9 @@ std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
   const std::int64_t height = plan.tile.rows * cluster_rows(plan.tile, plan.cluster);
   for (const Computed& tile : computed(plan)) {
     const ArrivalSteps::Place block = plan.row_block(tile.tile.row);
-    const std::int64_t rows = plan.gather.slab_rows(block.source);
-    for (std::int64_t row = block.block * height; row < std::min(rows, (block.block + 1) * height); ++row) {
+    const std::int64_t begin = block.block * height + tile.row;
+    const std::int64_t rows = std::min(plan.gather.slab_rows(block.source), begin + tile.rows);
+    for (std::int64_t row = begin; row < rows; ++row) {
       const std::int64_t first = (plan.gather.slab_row(block.source) + row) * shape.n;
       const std::int64_t end = std::min(shape.n, tile.column + tile.columns);
       for (std::int64_t column = tile.column; column < end; column += kColumns)
@@ -71,8 +76,7 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
       for (const TileSize& tile : kTiles) {
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
           const AgGemmPlan plan = ag_gemm_plan_of(shape, topology, rank, {.tile = tile});
-          const TileAssignment& chosen = plan.assignment;
-          std::vector<std::int32_t> tails{chosen.raster.tiles() - chosen.whole - chosen.late, 0};
+          std::vector<std::int32_t> tails{plan.assignment.tail(), 0};
           if (has_tail(tile)) tails.insert(tails.end(), {1, plan.assignment.raster.tiles()});
           for (const std::int32_t tail : tails) {
             const auto times =

@@ -73,22 +73,26 @@ Task AgGemmWorld::compute_tiles(std::int32_t index, std::uint64_t epoch, std::in
   if (tail && !kernels::has_tail(tile)) co_return;
   const std::int32_t tiles =
       tail ? assignment.tail_tiles(cluster, clusters, parts) : assignment.tiles(cluster, clusters);
+  const kernels::Sm90TailParts narrow = kernels::tail_parts_of(tile, mine.cluster);
   const std::int64_t width = tail ? kernels::kSm90TailColumns : tile.columns;
   for (std::int32_t i = 0; i < tiles; ++i) {
     const kernels::TileAssignment::Place place =
         tail ? assignment.tail_place(i, cluster, clusters, parts) : assignment.place(i, cluster, clusters);
-    const std::int64_t column = std::int64_t{place.tile.column} * tile.columns + place.part * width;
-    co_await multiply(index, epoch, mine.row_block(place.tile.row), cta % tile.cluster,
+    const std::int32_t in_cluster = cta % tile.cluster;
+    const auto in = tail ? narrow.place(place.part, in_cluster)
+                         : kernels::Sm90TailParts::Place{in_cluster * tile.rows, 0};
+    const std::int64_t column = std::int64_t{place.tile.column} * tile.columns + in.column;
+    co_await multiply(index, epoch, mine.row_block(place.tile.row), in.row,
                       {std::min(shape_.n, column), std::min(shape_.n, column + width)});
   }
 }
 
 /// One tile. Where a wait gives up it is computed from whatever there is.
 Task AgGemmWorld::multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place block,
-                           std::int32_t in_cluster, Range columns) {
+                           std::int32_t row_of_block, Range columns) {
   const kernels::TileSize tile = plan(index).tile;
   const std::int32_t slab = block.source;
-  const std::int64_t first = std::int64_t{block.block} * tile.block_rows() + in_cluster * tile.rows;
+  const std::int64_t first = std::int64_t{block.block} * tile.block_rows() + row_of_block;
   const std::int64_t end = std::min(gather().slab_rows(slab), first + tile.rows);
   if (first >= end) co_return;
   const bool in_place = !gather().shared && slab == index;

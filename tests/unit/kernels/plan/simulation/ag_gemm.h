@@ -74,7 +74,7 @@ class AgGemmWorld : public FanOutWorld {
   Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) override;
   Task compute_tiles(std::int32_t index, std::uint64_t epoch, std::int32_t cta, bool tail);
   Task multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place block,
-                std::int32_t in_cluster, Range columns);
+                std::int32_t row_of_block, Range columns);
   std::string check_counts() override;
 
   const std::vector<kernels::AgGemmPlan>& plans_;

@@ -138,9 +138,9 @@ TEST_CASE("operations of a group take turns with one workspace, queued in any or
 TEST_CASE("two launches of a group at the same time are told, and stop those behind them") {
   if (!peers_or_skip(1)) return;
   auto world = std::shared_ptr<GpuWorld>(require(GpuWorld::make(FabricOptions{.ranks_per_node = 1})));
-  const GemmShape shape{8192, 4096, 4096};
-  GpuRanks one = gpu_ranks<AgGemm>(world, shape, {.sms = 40}),
-           other = gpu_ranks<AgGemm>(world, shape, {.sms = 40});
+  // They begin together and must not end together: who ends later finds that the other has ended.
+  GpuRanks one = gpu_ranks<AgGemm>(world, {8192, 4096, 4096}, {.sms = 40}),
+           other = gpu_ranks<AgGemm>(world, {8192, 4096, 2048}, {.sms = 40});
   const auto lent =
       require(world->symmetric(lent_workspace_bytes(one.operation(0).requirements().lent_bytes)));
   one.bind(lent, 0);
@@ -149,8 +149,14 @@ TEST_CASE("two launches of a group at the same time are told, and stop those beh
     require_ok(each->fill(0, 1));
     require_ok(each->stream(0).synchronize());
   }
+  // Both wait on the GPU, since on a busy host the first would be over before the second is queued.
+  HeldStream held(one.stream(0).get()), other_held(other.stream(0).get());
+  require_ok(held.status());
+  require_ok(other_held.status());
   require_ok(one.operation(0).enqueue(one.arguments(0), kGpuOptions, one.stream(0).get()));
   require_ok(other.operation(0).enqueue(other.arguments(0), kGpuOptions, other.stream(0).get()));
+  held.let_go();
+  other_held.let_go();
   require_ok(one.stream(0).synchronize());
   require_ok(other.stream(0).synchronize());
   const std::string texts = one.operation(0).status().text() + other.operation(0).status().text();

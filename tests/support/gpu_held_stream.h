@@ -21,10 +21,12 @@ class HeldStream {
   const Status& status() const { return status_; }
   /// Whether it still does.
   bool holds() const;
+  /// Lets the kernel end now, and does not wait for it.
+  void let_go();
 
  private:
   CUstream_st* const stream_;
-  std::uint32_t* let_go_ = nullptr;  ///< pinned
+  std::uint32_t* may_end_ = nullptr;  ///< whether the kernel may; pinned
   Status status_;
 };
 

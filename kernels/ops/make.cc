@@ -22,6 +22,10 @@ bool is_alone(OpKind kind) {
   return kind == OpKind::kGroupedGemm || kind == OpKind::kAttention || kind == OpKind::kAttentionBackward;
 }
 
+bool is_gemm(OpKind kind) {
+  return kind == OpKind::kAgGemm || kind == OpKind::kGemmRs || kind == OpKind::kGemmAr;
+}
+
 Status check_options(OpKind kind, const MakeOptions& options) {
   const GemmPlanOptions& plan = options.plan;
   switch (options.executor) {
@@ -29,8 +33,11 @@ Status check_options(OpKind kind, const MakeOptions& options) {
       if (plan == GemmPlanOptions{}) return {};
       return refuse(kind, "the cpu executor has no GemmPlanOptions to override");
     case Executor::kCuda:
-      if (!is_alone(kind) || (plan.comm_ctas == 0 && plan.nic_gbytes == 0)) return {};
-      return refuse(kind, "comm_ctas and nic_gbytes must be 0: it does not communicate");
+      if (is_alone(kind) && (plan.comm_ctas != 0 || plan.nic_gbytes != 0))
+        return refuse(kind, "comm_ctas and nic_gbytes must be 0: it does not communicate");
+      if (plan.link_gbytes == 0 || is_gemm(kind)) return {};
+      return refuse(kind, "link_gbytes = " + std::to_string(plan.link_gbytes) +
+                              ", must be 0: its kernels do not wait for such links");
   }
   return refuse(kind, "executor = " + std::to_string(static_cast<std::uint32_t>(options.executor)) +
                           ", must be cpu (0) or cuda (1)");
@@ -61,8 +68,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmS
 
 Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape, const GroupView& group,
                                                  const MakeOptions& options) {
-  if (kind != OpKind::kAgGemm && kind != OpKind::kGemmRs && kind != OpKind::kGemmAr)
-    return refuse_kind("make_gemm", kind, "ag_gemm, gemm_rs or gemm_ar");
+  if (!is_gemm(kind)) return refuse_kind("make_gemm", kind, "ag_gemm, gemm_rs or gemm_ar");
   return make<GemmOperation>(
       kind, group, options,
       [&](const Topology& on) { return make_gemm_on_cpu(kind, shape, on, group.rank()); },

@@ -34,12 +34,18 @@ RingAttentionOptions ring(const GemmPlanOptions& plan) {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm(OpKind kind, const GemmShape& shape,
                                                           const Topology& topology, std::uint32_t rank,
                                                           const GemmPlanOptions& plan) {
-  const TileReduceOptions reduce{.reduce_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine};
+  const TileReduceOptions reduce{.reduce_ctas = plan.comm_ctas,
+                                 .link_gbytes = plan.link_gbytes,
+                                 .sms = plan.sms,
+                                 .machine = plan.machine};
   if (kind == OpKind::kGemmRs) return make_cuda_gemm_rs(shape, topology, rank, reduce);
   if (kind == OpKind::kGemmAr) return make_cuda_gemm_ar(shape, topology, rank, reduce);
-  return make_cuda_ag_gemm(
-      shape, topology, rank,
-      {.comm_ctas = plan.comm_ctas, .sms = plan.sms, .nic_gbytes = plan.nic_gbytes, .machine = plan.machine});
+  return make_cuda_ag_gemm(shape, topology, rank,
+                           {.comm_ctas = plan.comm_ctas,
+                            .sms = plan.sms,
+                            .nic_gbytes = plan.nic_gbytes,
+                            .link_gbytes = plan.link_gbytes,
+                            .machine = plan.machine});
 }
 
 }  // namespace

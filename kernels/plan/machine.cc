@@ -18,6 +18,16 @@ double push_seconds(const Machine& machine, double bytes, std::int32_t stores, s
                   0.25);
 }
 
+Result<Machine> with_paced_links(const Machine& machine, double gbytes, const std::string& who) {
+  if (!(gbytes >= 0)) {
+    return Status(StatusCode::kInvalidArgument,
+                  who + ": link_gbytes = " + std::to_string(gbytes) + ", must be at least 0");
+  }
+  Machine paced = machine;
+  if (gbytes > 0) paced.links_bulk = paced.links_store = paced.paced_links = gbytes * 1e9;
+  return paced;
+}
+
 Result<Machine> machine_named(std::string_view name) {
   std::string known;
   for (const Machine& machine : kMachines) {

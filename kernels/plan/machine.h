@@ -55,6 +55,9 @@ struct Machine {
   double links_bulk = 345e9;   ///< bulk copies over NVLink
   double links_store = 354e9;  ///< tensor stores over NVLink
   double nic = 50e9;           ///< to other nodes: a 400 Gb/s NIC per GPU
+  /// Bytes a second to which kernels hold what they send to others of the node, and seconds that what was
+  /// sent so takes besides (with_paced_links()); 0: nothing is held.
+  double paced_links = 0, paced_latency = 0.7e-6;
 
   // Seconds.
   double launch = 3e-6;        ///< from the launch to the first load
@@ -100,6 +103,11 @@ inline constexpr Machine kHostMachine{.name = "host",
 /// Seconds in which `ctas` push `bytes` to `stores` places, `links` of them behind NVLink.
 double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,
                     std::int32_t ctas);
+
+/// `machine` whose links carry `gbytes` x 10^9 bytes a second, and kernels wait as if they did: for ranks
+/// that share a GPU, whose memory is faster than links. 0: `machine` as it is. `who` begins the error:
+/// kInvalidArgument below 0.
+Result<Machine> with_paced_links(const Machine& machine, double gbytes, const std::string& who);
 
 /// The machine of this name ("H200", "H100", "H20"; case matters). kInvalidArgument names the field
 /// `machine`, the value and what there is.

@@ -238,8 +238,11 @@ std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& 
 }  // namespace
 
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
-                                            std::uint32_t rank, const Machine& machine,
+                                            std::uint32_t rank, const Machine& device,
                                             const TileReduceOptions& options) {
+  const auto paced = with_paced_links(device, options.link_gbytes, name_of(kind));
+  if (!paced.ok()) return paced.status();
+  const Machine& machine = paced.value();
   const std::int32_t sms = machine.sms;
   MK_RETURN_IF_ERROR(check_on_machine(kind, shape, topology, options.reduce_ctas, machine));
   if (auto shared = fastest_shared_plan(kind, shape, topology, rank, machine, options)) return *shared;
@@ -262,7 +265,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
     if (plan.reduce_ctas > fewest) {  // another product may be the best beside them
       TileReduceOptions beside = options;
       beside.reduce_ctas = plan.reduce_ctas;
-      return make(kind, shape, topology, rank, machine, beside);
+      return make(kind, shape, topology, rank, device, beside);
     }
   } else {
     plan.reduce_ctas = choose_sum_ctas(fewest, waves);

@@ -27,6 +27,7 @@ inline constexpr std::int32_t kMostSharedRows = 128;
 struct TileReduceOptions {
   std::optional<TileSize> tile;
   std::int32_t reduce_ctas = 0;  ///< that do nothing but sum; 0 = by shape
+  double link_gbytes = 0;        ///< as GemmPlanOptions' of this name
   std::optional<bool> to_all;    ///< of GEMM+AR with few rows on one node (PushReducePlan); not set = by cost
   std::int32_t sms = 0;          ///< no more of the device's, so that ranks can share it; 0 = all
   std::string machine;           ///< as GemmPlanOptions' of this name
@@ -100,9 +101,10 @@ struct TileReducePlan {
   /// Of the group's channels, between rail peers only: partials.
   std::uint32_t lanes() const { return units.others > 0 ? 1 : 0; }
 
-  /// `machine`: what it runs on. Errors: check_on_machine(); kInvalidArgument of `to_all` where it cannot be.
+  /// `device`: what it runs on. Errors: check_on_machine(), with_paced_links(); kInvalidArgument of `to_all`
+  /// where it cannot be.
   static Result<TileReducePlan> make(OpKind kind, const GemmShape& shape, const Topology& topology,
-                                     std::uint32_t rank, const Machine& machine,
+                                     std::uint32_t rank, const Machine& device,
                                      const TileReduceOptions& options = {});
 
  private:

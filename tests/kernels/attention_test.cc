@@ -78,6 +78,8 @@ TEST_CASE("attention: shapes and operands that no launch can take are refused by
         begin + "the cpu executor has no GemmPlanOptions to override");
   CHECK(refusal(kShape, {.executor = Executor::kCuda, .plan = {.comm_ctas = 4}}) ==
         begin + "comm_ctas and nic_gbytes must be 0: it does not communicate");
+  CHECK(refusal(kShape, {.executor = Executor::kCuda, .plan = {.link_gbytes = 1}}) ==
+        begin + "link_gbytes = 1.000000, must be 0: its kernels do not wait for such links");
   CHECK(kernels::make_attention(OpKind::kGemmAr, kShape, fabric.group(0)).status().text() ==
         "make_attention: kind is gemm_ar, must be ring_attention or attention");
 

@@ -218,6 +218,22 @@ TEST_CASE_TEMPLATE("a group that fails ends the launch long before the deadline,
   }
 }
 
+TEST_CASE_TEMPLATE("links that are modelled take their time, and what comes over them is right", Op, AgGemm,
+                   GemmRs, GemmAr) {
+  if (!peers_or_skip(1)) return;
+  // A neighbour gets half of the operand or of the product, 1 MiB or 0.5: 0.25 GB/s are 2 ms at least.
+  GpuRanks all = gpu_ranks<Op>(2, {1024, 512, 1024}, {.link_gbytes = 0.25});
+  all.check(3);
+  require_ok(all.each([&](int rank) -> Status {
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+    const auto begin = std::chrono::steady_clock::now();
+    MK_RETURN_IF_ERROR(all.run(rank));
+    CHECK(std::chrono::steady_clock::now() - begin > 2ms);
+    return all.verify(rank);
+  }));
+}
+
 TEST_CASE_TEMPLATE("run() and status() wait for nobody else's work on the default stream", Op, AgGemm, GemmRs,
                    GemmAr) {
   if (!peers_or_skip(1)) return;

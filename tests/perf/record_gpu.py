@@ -3,6 +3,7 @@
 
 Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W | --share-gpu R] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar]
                                 [--sizes 2048,...] [--odd] [--shapes MxNxK,...] [--iterations I] [--no-torch] [--spin-us US]
+                                [--link-gbytes G]
 Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>x<GPUs>-<date>-<op>.json. Square sizes S stand for
 S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer, --shapes
 others, which are taken as they are.
@@ -11,7 +12,8 @@ Several nodes share this host: their daemons copy between GPUs at --nic-gbytes a
 --share-gpu R instead runs R ranks on one GPU at the same time, each with its share of the multiprocessors, under an MPS server of
 this program's own; the file is OUT/<machine>x1-share<R>-<date>-<op>.json. Everything is scaled with the share: m is an R-th of what
 S stands for (n and k are as they were), and so is --nic-gbytes. A rank then has as many tiles per multiprocessor, and as much to
-move in the time of its product, as with a GPU of its own.
+move in the time of its product, as with a GPU of its own. With --link-gbytes G kernels of one node wait as if links carried an R-th of
+G x 10^9 bytes a second from each rank (354 of an H200), since memory is faster than they; the file is then ...-share<R>-links-....
 """
 import argparse
 import contextlib
@@ -36,8 +38,9 @@ def machine():
 
 
 def prefix(arguments):
-    """What the names of result files begin with: GPU, how many or which share of one, and the date."""
-    gpus = f"1-share{arguments.share_gpu}" if arguments.share_gpu else str(arguments.world)
+    """What the names of result files begin with: GPU, how many or which share of one, whether links are modelled, and the date."""
+    links = "-links" if getattr(arguments, "link_gbytes", 0) else ""
+    gpus = f"1-share{arguments.share_gpu}{links}" if arguments.share_gpu else str(arguments.world)
     return f"{machine()}x{gpus}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
 
 
@@ -64,7 +67,7 @@ def command_of(mkbench, nodes, op, path, arguments):
     if not alone and not arguments.no_torch:
         command += ["--baseline", "torch", "--torch-driver", str(HERE.parent.parent / "tools/mkbench/torch_fused.py")]
     if arguments.share_gpu:
-        command += ["--share", str(arguments.share_gpu)]
+        command += ["--share", str(arguments.share_gpu), "--link-gbytes", str(arguments.link_gbytes)]
     return command
 
 
@@ -96,6 +99,7 @@ def main():
     parser.add_argument("--share-gpu", type=int, default=0, metavar="R", help="R ranks on one GPU at the same time, under MPS")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--nic-gbytes", type=float, default=50.0)
+    parser.add_argument("--link-gbytes", type=float, default=0, metavar="G", help="with --share-gpu: of a GPU's links, 0: not modelled")
     parser.add_argument("--latency-us", type=int, default=5)
     parser.add_argument("--spin-us", type=int, default=1000000, help="proxy.spin_us of the daemons of several nodes")
     parser.add_argument("--ops", default="ag_gemm,gemm_rs,gemm_ar")
@@ -106,9 +110,12 @@ def main():
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--patience", type=float, default=540, help="seconds for one operation")
     arguments = parser.parse_args()
+    if arguments.link_gbytes and not arguments.share_gpu:
+        parser.error("--link-gbytes is for ranks that share a GPU (--share-gpu)")
     if arguments.share_gpu:
         arguments.world = arguments.share_gpu
         arguments.nic_gbytes /= arguments.share_gpu
+        arguments.link_gbytes /= arguments.share_gpu
     # Ended by a signal, too, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.bin).resolve())

@@ -15,7 +15,8 @@ namespace {
 constexpr int kLaterLaunches = 8;
 
 /// As it is recorded; 0 stands for what was not asked for.
-nlohmann::json number_or_null(int value) {
+template <class Number>
+nlohmann::json number_or_null(Number value) {
   return value == 0 ? nlohmann::json() : nlohmann::json(value);
 }
 
@@ -30,6 +31,7 @@ Result<Row> OpMeasurement::measure() {
   row.wire_bytes = operation().wire_bytes();
   row.shape["share"] = number_or_null(options_.share);
   row.shape["sms"] = number_or_null(options_.plan.sms);
+  row.shape["link_gbytes"] = number_or_null(options_.plan.link_gbytes);
   finish(row);
   if (!options_.trace.empty()) MK_RETURN_IF_ERROR(trace(row));
   return row;

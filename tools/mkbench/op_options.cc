@@ -97,6 +97,10 @@ void add_plan_options(CLI::App* op, OpOptions* o) {
                  "with --executor cuda: ranks that run on this rank's GPU at the same time (under MPS); each "
                  "takes its part of the multiprocessors where --sms does not say how many")
       ->check(CLI::Range(1, 64));
+  op->add_option("--link-gbytes", o->plan.link_gbytes,
+                 "with --executor cuda: kernels of ag_gemm, gemm_rs and gemm_ar wait as if links "
+                 "between the ranks carried so many 10^9 bytes a second from each; 0: nothing but memory")
+      ->capture_default_str();
   op->add_option("--machine", o->plan.machine,
                  "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
                  "by the name of the device where it is not said");

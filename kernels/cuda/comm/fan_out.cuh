@@ -24,6 +24,7 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
+#include "kernels/cuda/comm/paced_links.cuh"
 #include "kernels/cuda/ptx/bulk.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
@@ -304,10 +305,11 @@ __device__ __forceinline__ void load_fan_out(const Plan& plan, int share, FanOut
 /// is counted. They take turns because a chunk ends with waiting, for its last bytes and for the fence in
 /// front of the counts, as long as a piece or two are on the links: the others push meanwhile. A turn begins
 /// when all pieces before it are on their way: barriers tell a lap from the next one, not from the one after
-/// that.
+/// that. `links`: those that the chunks go over, the copies that stay here included.
 template <class Plan>
 __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int storer,
-                                              const DeviceTrace& trace, FanOutShared<Plan>& shared) {
+                                              const DeviceTrace& trace, const PacedLinks& links,
+                                              FanOutShared<Plan>& shared) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
   Pipeline<kFanOutStages> stages(shared.barriers);
   Pipeline<1> turn(shared.turn[storer]), next_turn(shared.turn[(storer + 1) % kFanOutStorers]);
@@ -326,6 +328,7 @@ __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int s
     Pipeline<kFanOutStages> read = stages;  // trails by the stores that may still read
     bool came = true, ends = false;
     int reading = 0;
+    std::uint64_t sent = 0;
     for (; !ends; piece.advance(), stages.advance()) {
       stages.wait_full();
       if (reading == 0) begin_work(trace);
@@ -336,6 +339,7 @@ __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int s
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
         ptx::bulk_store(plan.target_of(at, t).rows + places.rows_at + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
+      if (are_paced(links)) sent += std::uint64_t{bytes} * piece.stores();
       if (reading < kFanOutReading) {
         ++reading;
         continue;
@@ -349,6 +353,7 @@ __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int s
     for (; reading > 0; --reading, read.advance()) read.arrive_empty();
     ptx::bulk_wait_group<0>();
     if (!came) continue;
+    await_links(links, sent);
     end_work(trace, DeviceWork::kPush, at.chunk);
     begin_work(trace);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();

@@ -18,6 +18,7 @@ TileReduceOperation::TileReduceOperation(OpKind kind, const TileReducePlan& plan
     : CudaGemmOperation(kind, shape, std::move(topology), rank), plan_(plan) {}
 
 Status TileReduceOperation::attach() {
+  MK_RETURN_IF_ERROR(pace_links(plan_.machine));
   const std::int32_t turns = plan_.tiles.turns();
   std::vector<OwnerOnDevice> owners(turns);
   for (std::int32_t turn = 0; turn < turns; ++turn) {
@@ -116,6 +117,7 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   p.slots = static_cast<const TensorMap*>(slots_.get());
   p.claimed = static_cast<std::uint64_t*>(claimed_.get());
   p.endpoint = endpoint(deadline_ns);
+  p.links = links();
   p.tiles = plan_.tiles;
   p.shared = plan_.shared;
   p.marked = plan_.reduce.marked;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/lent_workspace.h"
+#include "kernels/cuda/comm/paced_links.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/raster.h"
@@ -42,6 +43,7 @@ struct TileReduceParameters {
   const TensorMap* slots;     ///< of slot_views(): this rank's at the reducers; in device memory
   std::uint64_t* claimed;     ///< units that warps have asked for, over all launches; in device memory
   device::Endpoint endpoint;  ///< lane 0: partials of the other nodes
+  PacedLinks links;
   OwnerOnDevice first_owners[kMaxNodeRanks];  ///< by turn (OwnerTiles): what is here no launch waits for
   const OwnerOnDevice* owners;                ///< by turn: all of them; in device memory
   std::int32_t source_rank[kMaxNodeRanks];    ///< by source

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/comm/paced_links.cuh"
 #include "kernels/cuda/gemm/sm90_body.cuh"
 #include "kernels/cuda/gemm/sm90_share.cuh"
 #include "kernels/cuda/ptx/global.cuh"
@@ -75,6 +76,8 @@ class TileReduceSchedule {
     if (rows.turn % p_.sources() == p_.sources() - 1) {  // this rank reduces it
       ptx::st_release_gpu(ready, count);
     } else {
+      const std::int32_t stored = min(Config::kTileM, owner.rows - rows.first);
+      await_links(p_.links, std::uint64_t{2} * Config::kTileN * stored);
       ptx::st_release_sys(ready, count);
     }
   }

@@ -25,7 +25,8 @@ namespace mkernel {
 class Trace;
 
 /// Overrides of what a plan chooses on the cuda executor; the same on every rank. Operations of a rank alone
-/// take `sms` and `machine`, AG+GEMM all fields, the others all but `nic_gbytes`.
+/// take `sms` and `machine`, AG+GEMM all fields, GEMM+RS and GEMM+AR all but `nic_gbytes`, the others all but
+/// `nic_gbytes` and `link_gbytes`.
 struct GemmPlanOptions {
   /// CTAs that push rows or keys, sum partial tiles, or route tokens; 0 = by shape and topology. Even (of
   /// ring attention any), at most half of the multiprocessors; of a mixture of experts at least two less than
@@ -40,6 +41,10 @@ struct GemmPlanOptions {
   std::int32_t sms = 0;
   /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
   double nic_gbytes = 0;
+  /// 10^9 bytes a second that a rank can send to others of its node; 0 = what its links carry. Kernels wait
+  /// as long as such links would take, but for few rows of GEMM+RS and GEMM+AR, whose owners share tiles. For
+  /// measurements of ranks that share a GPU, whose memory is faster than links.
+  double link_gbytes = 0;
   /// The machine whose rates the plan assumes: "H200", "H100" or "H20"; empty = by the name of the device.
   std::string machine = {};
 

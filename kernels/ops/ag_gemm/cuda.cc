@@ -56,7 +56,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     auto slabs = DeviceBuffer::holding(maps, "ag_gemm: tensor maps");
     if (!slabs.ok()) return slabs.status();
     slabs_ = std::move(slabs).value();
-    return {};
+    return pace_links(plan_.machine);
   }
 
   Status encode_operands(const GemmArguments& arguments, AgGemmParameters& p) const {
@@ -100,6 +100,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     MK_RETURN_IF_ERROR(encode_operands(arguments, p));
     p.slabs = static_cast<const TensorMap*>(slabs_.get());
     p.endpoint = endpoint(deadline_ns);
+    p.links = links();
     p.rows = static_cast<const std::byte*>(arguments.a);
     p.region = lent().region;
     p.half_bytes = half_bytes();

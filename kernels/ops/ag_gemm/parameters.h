@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/base/types.h"
+#include "kernels/cuda/comm/paced_links.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/arrival_steps.h"
 #include "kernels/plan/product_columns.h"
@@ -26,6 +27,7 @@ struct AgGemmParameters {
   TensorMap c[1 + kMostMoreB][2];
   const TensorMap* slabs;  ///< [half][slab][part], in device memory
   device::Endpoint endpoint;
+  PacedLinks links;
   const std::byte* rows;            ///< own rows again, as bytes
   std::byte* words[kMaxNodeRanks];  ///< own workspaces of this node, by local rank
   std::byte* lent[kMaxNodeRanks];   ///< lent ones, likewise

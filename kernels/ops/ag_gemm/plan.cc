@@ -243,9 +243,10 @@ Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topo
     return Status(StatusCode::kInvalidArgument,
                   "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be at least 0");
   }
-  Machine planned = machine;
-  if (options.nic_gbytes > 0) planned.nic = options.nic_gbytes * 1e9;
-  return choose(shape, topology, rank, planned, options);
+  auto planned = with_paced_links(machine, options.link_gbytes, "ag_gemm");
+  if (!planned.ok()) return planned.status();
+  if (options.nic_gbytes > 0) planned->nic = options.nic_gbytes * 1e9;
+  return choose(shape, topology, rank, *planned, options);
 }
 
 }  // namespace mkernel::kernels

@@ -29,7 +29,8 @@ struct AgGemmOptions {
   /// 10^9 bytes a second that a rank sends to other nodes; 0 = the machine's. Daemons do not say yet what
   /// their rails can carry.
   double nic_gbytes = 0;
-  std::string machine;  ///< as GemmPlanOptions' of this name
+  double link_gbytes = 0;  ///< as GemmPlanOptions' of this name
+  std::string machine;     ///< as GemmPlanOptions' of this name
 };
 
 /// Of more rows than these in all, sources never share tiles: the product takes longer than their arrival,

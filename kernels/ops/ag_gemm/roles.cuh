@@ -201,7 +201,7 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p,
         load_fan_out(shared.plan, share, shared,
                      [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
       } else if (warp <= kFanOutStorers) {
-        store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
+        store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, p.links, shared);
         if (warp == 1 && share == 0) ag_gemm_wait_empty(p, epoch);
       }
     }

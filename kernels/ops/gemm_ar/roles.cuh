@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/comm/paced_links.cuh"
 #include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
@@ -56,6 +57,11 @@ class UnitFanOut {
   __device__ __forceinline__ bool flush(std::uint64_t epoch) {
     if (untold_ == 0) return false;
     __syncwarp();
+    if (are_paced(p_.links)) {
+      const auto units = static_cast<std::uint64_t>(untold_) * (p_.sources() - 1);
+      if (lane() == 0) await_links(p_.links, units * PushSumsPlan::kUnitBytes);
+      __syncwarp();
+    }
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for (std::int32_t i = 0; i < untold_; ++i) {
       const std::int32_t word = __shfl_sync(~0U, word_, i);

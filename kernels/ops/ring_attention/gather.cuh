@@ -233,7 +233,7 @@ __device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutS
         load_fan_out(shared.plan, share, shared,
                      [&](const KvFanOutPlan::Turn& turn) { return wait_kv_put(p, epoch, turn); });
       } else if (warp <= kFanOutStorers) {
-        store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
+        store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, PacedLinks{}, shared);
       }
     }
     __syncwarp();  // the lanes that had nothing to do meet the one that had

@@ -316,6 +316,8 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
             .find("world = 65, must be 1..64") != std::string::npos);
   CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = -1}).text().find("nic_gbytes = -1.000000, must be") !=
         std::string::npos);
+  CHECK(refusal({64, 64, 64}, node, {.link_gbytes = -1}).text().find("link_gbytes = -1.000000, must be") !=
+        std::string::npos);
 }
 
 }  // namespace

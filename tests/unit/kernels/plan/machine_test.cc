@@ -27,6 +27,18 @@ TEST_CASE("a machine that there is not is refused by field, value and what there
   CHECK(refused.text() == "machine = \"h200\", must be one of H200, H100, H20");
 }
 
+TEST_CASE("links that are paced are those that plans reckon with, and a rate below 0 is refused by name") {
+  const Machine paced = with_paced_links(kH200, 88.5, "ag_gemm").value();
+  CHECK(paced.paced_links == 88.5e9);
+  CHECK(paced.links_bulk == 88.5e9);
+  CHECK(paced.links_store == 88.5e9);
+  CHECK(with_paced_links(kH200, 0, "ag_gemm").value().paced_links == 0);
+  CHECK(with_paced_links(kH200, 0, "ag_gemm").value().links_bulk == kH200.links_bulk);
+  const Status refused = with_paced_links(kH200, -1, "ag_gemm").status();
+  CHECK(refused.code() == StatusCode::kInvalidArgument);
+  CHECK(refused.text() == "ag_gemm: link_gbytes = -1.000000, must be at least 0");
+}
+
 TEST_CASE("every rate of a machine decides what is estimated with it") {
   const GemmShape shape{4096, 1024, 4096};
   const auto seconds = [&](const Machine& machine, const Topology& topology) {

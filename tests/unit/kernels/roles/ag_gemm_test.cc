@@ -17,6 +17,7 @@
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/paced_check.h"
 #include "tests/unit/kernels/roles/played_tiles.h"
 #include "tests/unit/kernels/roles/product_check.h"
 
@@ -57,6 +58,7 @@ class GatherRanks {
         rank.c[i].assign(static_cast<std::size_t>(shape_.m * n + 8), kPoison);
       }
       describe_operands(rank, rows);
+      rank.links.begin();
       add(grid, rank);
     }
     grid.add_service(host_copy_engine);
@@ -69,6 +71,7 @@ class GatherRanks {
     grid.run();
     for (const auto& rank : ranks_) {
       CHECK(rank->control.failed == 0);
+      rank->links.check(sent_bytes(*rank));
       for (int i = 0; i < products_of(shape_); ++i) verify(*rank, i);
     }
   }
@@ -84,6 +87,7 @@ class GatherRanks {
     std::vector<TensorMap> slabs{};
     LaunchControl control{};
     AgGemmParameters p{};
+    PlayedLinks links{};
     Elements a{}, b[1 + kMostMoreB]{}, c[1 + kMostMoreB]{};
 
     std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
@@ -104,6 +108,7 @@ class GatherRanks {
       }
     }
     p.slabs = rank.slabs.data();
+    p.links = rank.links.open(rank.plan.machine);
     const auto me = static_cast<std::uint32_t>(rank.plan.steps.rank), node = topology_.node_of(me);
     for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
       Rank& there = *ranks_[topology_.rank_at(node, local)];
@@ -165,6 +170,12 @@ class GatherRanks {
     }
   }
 
+  /// To others of the node: every row once to each.
+  static std::int64_t sent_bytes(const Rank& rank) {
+    const PushGatherPlan& gather = rank.plan.gather;
+    return gather.rows_of(rank.plan.steps.rank) * gather.row.row_bytes * rank.plan.steps.near;
+  }
+
   void verify(const Rank& rank, int product) const {
     GemmShape shape = shape_;
     shape.n = columns_of(shape_, product);
@@ -204,6 +215,12 @@ void check_launches(const GemmShape& shape, const Topology& topology, const AgGe
 void check_launches(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options,
                     std::int32_t parts = 1, bool shared = false) {
   check_launches(shape, Topology(1, ranks), options, parts, shared);
+}
+
+TEST_CASE("ag_gemm: links that are modelled carry every row once to each neighbour") {
+  check_launches(
+      {600, 136, 72}, 3,
+      {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0, .link_gbytes = 0.02});
 }
 
 TEST_CASE("ag_gemm: ranks with many rows, with few, with none") {

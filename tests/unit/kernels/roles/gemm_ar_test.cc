@@ -22,6 +22,10 @@ TEST_CASE("gemm_ar: owners with many rows") {
   }
 }
 
+TEST_CASE("gemm_ar: links that are modelled carry the partial tiles of other owners, and own sums") {
+  check_reduce<kAr>({480, 128, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .link_gbytes = 0.02}, false);
+}
+
 TEST_CASE("gemm_ar: owners that share tiles send finished sums to everybody") {
   for (const Sm90Tile tile : {Sm90Tile::k128x64, Sm90Tile::k128x128, Sm90Tile::k128x256}) {
     for (const std::int64_t m : {1, 150}) {

@@ -22,6 +22,10 @@ TEST_CASE("gemm_rs: owners with many rows") {
                     false);
 }
 
+TEST_CASE("gemm_rs: links that are modelled carry the partial tiles of other owners") {
+  check_reduce<kRs>({480, 128, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .link_gbytes = 0.02}, false);
+}
+
 TEST_CASE("gemm_rs: owners that share tiles, some without rows, the last tile ragged") {
   for (const Sm90Tile tile : {Sm90Tile::k128x64, Sm90Tile::k128x128, Sm90Tile::k128x256}) {
     for (const std::int64_t m : {1, 64, 150}) {

@@ -25,7 +25,9 @@
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/paced_check.h"
 #include "tests/unit/kernels/roles/played_tiles.h"
+#include "tests/unit/kernels/roles/product_check.h"
 
 namespace mkernel::test {
 
@@ -66,8 +68,10 @@ class ReduceRanks {
 
   /// A launch of every rank with new operands; every element of c.
   void check(std::uint64_t seed, const Change& change = nullptr) {
+    for (const auto& rank : ranks_) rank->links.begin();
     launch(seed, change, -1);
-    const std::vector<Sum> sums = expected();
+    for (const auto& rank : ranks_) rank->links.check(sent_bytes(*rank));
+    const std::vector<ProductSum> sums = expected();
     for (const auto& rank : ranks_) verify(*rank, sums);
     // The ranks of an all-reduce hold the same bits.
     for (const auto& rank : ranks_) CHECK((kKind == OpKind::kGemmRs || rank->c == ranks_[0]->c));
@@ -140,14 +144,18 @@ class ReduceRanks {
     std::vector<std::uint64_t> counts{}, staged{};
     LaunchControl control{};
     GemmArParameters p{};
+    PlayedLinks links{};
     Elements a{}, b{}, c{};
 
     std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
   };
-  /// What an element of the product should be.
-  struct Sum {
-    double sum = 0, terms = 0, partials = 0;
-  };
+  /// To others of the node: partial tiles of all their rows, and of an all-reduce the own sums to each.
+  std::int64_t sent_bytes(const Rank& rank) const {
+    const PushReducePlan& reduce = rank.plan.product.reduce;
+    const std::int64_t own = reduce.rows_of(rank.plan.product.rank());
+    const std::int64_t sums = kKind == OpKind::kGemmAr ? own * (reduce.sources - 1) : 0;
+    return (shape_.m - own + sums) * shape_.n * 2;
+  }
 
   GemmArPlan plan_of(std::uint32_t rank, const TileReduceOptions& options) const {
     const Machine machine = kH200.with_sms(8);
@@ -213,6 +221,7 @@ class ReduceRanks {
     fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
     p.owners = rank.owners.data();
+    p.links = rank.links.open(plan.machine);
     for (std::int32_t source = 0; source < plan.reduce.sources; ++source)
       p.source_rank[source] = static_cast<std::int32_t>(topology_.rank_at(topology_.node_of(me), source));
     p.ready = rank.words.data() + plan.reduce.ready_offset(0, 0) / 8;
@@ -313,36 +322,21 @@ class ReduceRanks {
     return value_of(shape_.dtype, from[static_cast<std::size_t>(at)]);
   }
 
-  std::vector<Sum> expected() const {
-    std::vector<Sum> sums(static_cast<std::size_t>(shape_.m * shape_.n));
-    for (const auto& source : ranks_) {
-      for (std::int64_t at = 0; at < shape_.m * shape_.n; ++at) {
-        const std::int64_t row = at / shape_.n, column = at % shape_.n;
-        Sum& sum = sums[static_cast<std::size_t>(at)];
-        double product = 0;
-        for (std::int64_t k = 0; k < shape_.k; ++k) {
-          const std::int64_t in_b =
-              shape_.b_layout == Layout::kRowMajor ? k * shape_.n + column : column * shape_.k + k;
-          const double term = value(source->a, row * shape_.k + k) * value(source->b, in_b);
-          product += term;
-          sum.terms += std::abs(term);
-        }
-        sum.sum += product;
-        sum.partials += std::abs(product);
-      }
-    }
+  std::vector<ProductSum> expected() const {
+    std::vector<ProductSum> sums(static_cast<std::size_t>(shape_.m * shape_.n));
+    for (const auto& source : ranks_) add_product(shape_, source->a, source->b, sums);
     return sums;
   }
 
   /// Bound: the READMEs of the operations.
-  void verify(const Rank& rank, const std::vector<Sum>& sums) const {
+  void verify(const Rank& rank, const std::vector<ProductSum>& sums) const {
     CHECK(rank.control.failed == 0);
     const Range mine = rows(rank);
     const double unit = shape_.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
     const double roundings = topology_.nodes() > 1 ? 2 : 1;
     std::size_t wrong = 0;
     for (std::int64_t at = mine.begin * shape_.n; at < mine.end * shape_.n; ++at) {
-      const Sum& sum = sums[static_cast<std::size_t>(at)];
+      const ProductSum& sum = sums[static_cast<std::size_t>(at)];
       const double is = value(rank.c, at - mine.begin * shape_.n);
       if (!std::isfinite(sum.sum)) {
         if (std::isnan(sum.sum) ? !std::isnan(is) : is != sum.sum) ++wrong;

@@ -13,8 +13,8 @@ namespace {
 /// Cycles of one step along k on one SM whose tile has so many columns: the tensor cores' or those of L2
 /// (what the neighbour multicasts is not asked for), rounded between the two as measured on an H200. Rows
 /// that `a_box_rows` leaves out are multiplied, but not loaded. `asking`: share of the SMs that have a tile.
-/// The narrow tiles of large ones load a fifth less than is counted here; counted so, some plans of AG+GEMM
-/// took up to 5 % longer (tests/perf/notes.md).
+/// The narrow tiles of large tiles load a fifth less than is counted here. With the right count some plans of
+/// AG+GEMM were better and some worse, by up to 7 % (tests/perf/notes.md).
 double step_cycles(const Machine& machine, std::int32_t a_box_rows, double columns, const TileSize& of,
                    Sm90Cluster cluster, double asking) {
   const double compute =

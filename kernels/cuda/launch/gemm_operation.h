@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cuda/comm/paced_links.h"
+#include "kernels/cuda/comm/paced_links_of.h"
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/plan/gemm_shape.h"

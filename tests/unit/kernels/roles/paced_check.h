@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/comm/paced_links.cuh"
+#include "kernels/cuda/comm/paced_links_of.h"
 
 namespace mkernel::test {
 

@@ -7,6 +7,7 @@
 
 // Device code, behind CUDA's names.
 #include "kernels/cuda/comm/paced_links.cuh"
+#include "kernels/cuda/comm/paced_links_of.h"
 
 namespace mkernel::test {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "kernels/base/types.h"
+#include "kernels/cpu/memory/floats.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -45,7 +45,7 @@ class CpuGemm {
 
  private:
   const GemmShape shape_;
-  std::unique_ptr<float[]> b_;
+  Floats b_;
 };
 
 /// Tiles for the plans of a product on the cpu executor: as large as one BLAS call needs to be as fast as a

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "kernels/base/signal.h"
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/memory/convert.h"
+#include "kernels/cpu/memory/floats.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -108,10 +108,8 @@ void TileReduce::start(const CpuGemm& gemm, OperandB& b, const void* a, Work& wo
 
 Status TileReduce::multiply(const CpuGemm& gemm, const void* a, Work& work, const Launch& launch) const {
   const TileSize& size = plan_.tile;
-  const auto scratch =
-      std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(size.rows * shape_.k));
-  const auto product =
-      std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(size.rows) * size.columns);
+  const Floats scratch = make_floats(size.rows * shape_.k);
+  const Floats product = make_floats(std::int64_t{size.rows} * size.columns);
   for (std::int32_t i = work.tiles.next(); i < work.tiles.all(); i = work.tiles.next()) {
     if (launch.roles.stop()) return {};
     for (std::int32_t cta = 0; cta < size.cluster; ++cta) {

@@ -12,6 +12,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/memory/convert.h"
+#include "kernels/cpu/memory/floats.h"
 #include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/make.h"
@@ -23,11 +24,9 @@ namespace {
 /// Room for the tiles of one thread in fp32: a block of rows of a, and a tile of c.
 struct Room {
   Room(const AgGemmPlan& plan, const GemmShape& shape)
-      : rows(std::make_unique_for_overwrite<float[]>(
-            static_cast<std::size_t>(plan.tile.block_rows() * shape.k))),
-        product(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.tile.block_rows()) *
-                                                        plan.tile.columns)) {}
-  std::unique_ptr<float[]> rows, product;
+      : rows(make_floats(plan.tile.block_rows() * shape.k)),
+        product(make_floats(std::int64_t{plan.tile.block_rows()} * plan.tile.columns)) {}
+  Floats rows, product;
 };
 
 /// One of the products of the gathered rows.

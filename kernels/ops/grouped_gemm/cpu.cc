@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/launch/alone_operation.h"
 #include "kernels/cpu/memory/convert.h"
+#include "kernels/cpu/memory/floats.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/make.h"
 #include "kernels/plan/cuts.h"
@@ -39,16 +39,16 @@ class GroupedGemmLaunch {
 
   /// A compute thread.
   Status compute() {
-    std::vector<float> b(static_cast<std::size_t>(shape_.k * kColumns));
-    std::vector<float> a(static_cast<std::size_t>(kRows * shape_.k)), c(kRows * kColumns);
+    const Floats a = make_floats(kRows * shape_.k), b = make_floats(shape_.k * kColumns),
+                 c = make_floats(kRows * kColumns);
     for (std::int32_t i = work_.next(); i < work_.all() && !launch_.roles.stop(); i = work_.next()) {
       const std::int64_t group = i / parts_, part = i % parts_;
       const Range columns{part * kColumns, std::min(shape_.n, (part + 1) * kColumns)};
       Range rows{group == 0 ? 0 : arguments_.ends[group - 1], arguments_.ends[group]};
       if (rows.size() == 0) continue;
-      widen_b(group, columns, b.data());
+      widen_b(group, columns, b.get());
       for (; rows.begin < rows.end; rows.begin += kRows)
-        tile({rows.begin, std::min(rows.end, rows.begin + kRows)}, columns, a.data(), b.data(), c.data());
+        tile({rows.begin, std::min(rows.end, rows.begin + kRows)}, columns, a.get(), b.get(), c.get());
     }
     return {};
   }

@@ -21,11 +21,9 @@ const std::byte* matrix(const void* first, std::int64_t index, std::int64_t elem
 
 ExpertScratch::ExpertScratch(const MoePlan& plan)
     : stride(std::max(plan.tile_columns, plan.gated() ? 2 * plan.gated_columns : 0)),
-      rows(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(
-          plan.exchange.cut.block *
-          std::max({plan.shape.hidden, plan.shape.intermediate, plan.shape.shared_intermediate})))),
-      product(std::make_unique_for_overwrite<float[]>(
-          static_cast<std::size_t>(plan.exchange.cut.block * stride))) {}
+      rows(make_floats(plan.exchange.cut.block * std::max({plan.shape.hidden, plan.shape.intermediate,
+                                                           plan.shape.shared_intermediate}))),
+      product(make_floats(plan.exchange.cut.block * stride)) {}
 
 void ExpertScratch::load(DataType dtype, const std::byte* from, std::int64_t count, std::int64_t elements,
                          std::uint64_t row_bytes) const {

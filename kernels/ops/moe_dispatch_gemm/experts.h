@@ -4,11 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/memory/floats.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 
 namespace mkernel::kernels {
@@ -21,9 +21,9 @@ struct ExpertScratch {
   void load(DataType dtype, const std::byte* from, std::int64_t count, std::int64_t elements,
             std::uint64_t row_bytes) const;
 
-  std::int64_t stride;               ///< floats between the rows of `product`
-  std::unique_ptr<float[]> rows;     ///< [block rows, the product's k], dense: what is multiplied
-  std::unique_ptr<float[]> product;  ///< [block rows, stride]
+  std::int64_t stride;  ///< floats between the rows of `product`
+  Floats rows;          ///< [block rows, the product's k], dense: what is multiplied
+  Floats product;       ///< [block rows, stride]
 };
 
 /// The weights of one expert in fp32. Allocation may throw std::bad_alloc.

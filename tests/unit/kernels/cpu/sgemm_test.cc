@@ -77,6 +77,16 @@ TEST_CASE("sgemm is right at the edges of its panels and blocks") {
   }
 }
 
+TEST_CASE("sgemm is right where it begins to pack b, and before") {
+  for (const auto transpose : {Transpose::kNo, Transpose::kYes}) {
+    for (const std::int64_t m : {31, 32, 33}) {
+      CAPTURE(m);
+      CHECK(right({m, 257, 1019, transpose, false}, 1));  // 261,883 elements of b
+      CHECK(right({m, 257, 1021, transpose, true}, 2));   // 262,397
+    }
+  }
+}
+
 TEST_CASE("sgemm is right when many threads call it at once") {
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;

@@ -7,7 +7,8 @@
 // debt is paid from later turns. A session that the transport refuses keeps its turn and what is left of it:
 // the others go on in this round, and it is first in the next one. So a full transport is shared by weight as
 // well, and one full peer holds up only those who send to it. A user with a rate limit sends no more than its
-// bucket holds.
+// bucket holds. A member without a limit that is alone has a whole turn in every round and owes nothing: all
+// that is counted for the others' sake would be a tenth of a signal's latency.
 #pragma once
 
 #include <algorithm>
@@ -94,6 +95,9 @@ class Scheduler {
     std::size_t first_in_turn = 0;
   };
 
+  void settle();
+  template <typename Serve>
+  void serve_lone(Serve& serve);
   void pass_over(User& user);
   void pass_over(Entry& entry, const User& user);
   static void renew(Allowance& allowance, const Allowance& quantum);
@@ -120,6 +124,7 @@ class Scheduler {
   std::vector<std::unique_ptr<User>> users_;
   std::size_t first_ = 0;
   std::size_t limited_ = 0;  ///< users with a rate limit
+  User* lone_ = nullptr;     ///< whose member is the only one, where nobody has a rate limit
 };
 
 template <typename Member>
@@ -136,8 +141,7 @@ void Scheduler<Member>::add(Member* member, const Share& share) {
   user.bucket = TokenBucket(share.bytes_per_second, share.requests_per_second, quantum_);
   user.entries.push_back({member, std::max<std::uint32_t>(1, share.weight)});
   members_.push_back(member);
-  limited_ = static_cast<std::size_t>(
-      std::count_if(users_.begin(), users_.end(), [](const auto& one) { return one->bucket.limited(); }));
+  settle();
 }
 
 template <typename Member>
@@ -152,13 +156,39 @@ void Scheduler<Member>::remove(Member* member) {
   }
   std::erase_if(users_, [](const auto& user) { return user->entries.empty(); });
   if (first_ >= users_.size()) first_ = 0;
+  settle();
+}
+
+/// After members came or went. Of what one that is alone now had to share and owed nothing remains.
+template <typename Member>
+void Scheduler<Member>::settle() {
   limited_ = static_cast<std::size_t>(
       std::count_if(users_.begin(), users_.end(), [](const auto& one) { return one->bucket.limited(); }));
+  lone_ = members_.size() == 1 && limited_ == 0 ? users_.front().get() : nullptr;
+  if (lone_ == nullptr) return;
+  lone_->allowance = {};
+  lone_->in_turn = lone_->waiting = false;
+  lone_->in_turns = 0;
+  Entry& entry = lone_->entries.front();
+  entry.waiting = false;
+  entry.member->allowance = {};
+  entry.member->in_turn = entry.member->throttled = false;
+}
+
+template <typename Member>
+template <typename Serve>
+void Scheduler<Member>::serve_lone(Serve& serve) {
+  Member& member = *lone_->entries.front().member;
+  if (!member.has_work()) return;
+  member.allowance = quanta(lone_->weight);
+  serve(member);
+  member.allowance = {};
 }
 
 template <typename Member>
 template <typename Serve, typename Now>
 void Scheduler<Member>::round(Serve&& serve, Now&& now) {
+  if (lone_ != nullptr) return serve_lone(serve);
   if (limited_ > 0) {
     const base::TimePoint time = now();
     for (auto& user : users_) {

@@ -148,6 +148,36 @@ TEST_CASE("an overdraft is paid back before the next put, but not by waiting alo
   CHECK(huge.sent_bytes <= other.sent_bytes + 2 * huge.put_bytes);
 }
 
+TEST_CASE("a lone member has whole turns, and owes nothing when another one comes") {
+  Member huge{.weight = 2, .put_bytes = 1000000, .backlog = kEndless};
+  Member other{.weight = 2, .put_bytes = 1000, .backlog = kEndless};
+  Scheduler<Member> scheduler(10000, 64);
+  add(scheduler, huge);
+  Link link;
+  for (int i = 0; i < 10; ++i) round(scheduler, link);
+  CHECK(huge.sent_puts == 10);  // each overdraws its turn
+  huge.put_bytes = 1000;
+  add(scheduler, other);
+  round(scheduler, link);
+  CHECK(huge.sent_puts == 10 + 20);
+  CHECK(other.sent_puts == 20);
+
+  // One that is refused in the middle of a turn, and alone then, begins anew when the other one is back.
+  link.capacity = 5;
+  round(scheduler, link);
+  CHECK(huge.in_turn);
+  scheduler.remove(&other);
+  CHECK_FALSE(huge.in_turn);
+  link.capacity = 3;
+  round(scheduler, link);
+  add(scheduler, other);
+  const std::uint64_t huge_before = huge.sent_puts, other_before = other.sent_puts;
+  link.capacity = ~0ULL;
+  for (int i = 0; i < 10; ++i) round(scheduler, link);
+  CHECK(huge.sent_puts - huge_before == 200);
+  CHECK(other.sent_puts - other_before == 200);
+}
+
 TEST_CASE("idle members save nothing up, and members may come and go") {
   Member a{.weight = 1, .put_bytes = 1000, .backlog = kEndless};
   Member b{.weight = 1, .put_bytes = 1000, .backlog = 0};

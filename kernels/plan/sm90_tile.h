@@ -84,9 +84,9 @@ constexpr std::int32_t tail_parts(const TileSize& tile) {
   return tile.columns / kSm90TailColumns;
 }
 
-/// How the CTAs of a cluster lie for the narrow tiles of its tail: side by side when its tiles are large, since
-/// a narrow tile reads more rows of a than columns of b. Smaller tiles are for few rows, too, which lie in the
-/// upper CTA's tile alone: side by side, half of the parts would have none.
+/// How the CTAs of a cluster lie for the narrow tiles of its tail: side by side when its tiles are large,
+/// since a narrow tile reads more rows of a than columns of b. Smaller tiles are for few rows, too, which lie
+/// in the upper CTA's tile alone: side by side, half of the parts would have none.
 constexpr Sm90Cluster tail_cluster(const TileSize& tile, Sm90Cluster cluster) {
   return tile.cluster == 1 || fits_boxes(tile) ? cluster : Sm90Cluster::kSideBySide;
 }

@@ -77,12 +77,11 @@ TEST_CASE("sgemm is right at the edges of its panels and blocks") {
   }
 }
 
-TEST_CASE("sgemm is right where it begins to pack b, and before") {
+TEST_CASE("sgemm is right where BLIS 0.9 reads at an address of chance, if it may read operands in place") {
   for (const auto transpose : {Transpose::kNo, Transpose::kYes}) {
-    for (const std::int64_t m : {31, 32, 33}) {
+    for (const std::int64_t m : {1, 31, 32, 33}) {
       CAPTURE(m);
-      CHECK(right({m, 257, 1019, transpose, false}, 1));  // 261,883 elements of b
-      CHECK(right({m, 257, 1021, transpose, true}, 2));   // 262,397
+      CHECK(right({m, 257, 1019, transpose, false}, 1));
     }
   }
 }

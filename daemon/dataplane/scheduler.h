@@ -8,7 +8,7 @@
 // the others go on in this round, and it is first in the next one. So a full transport is shared by weight as
 // well, and one full peer holds up only those who send to it. A user with a rate limit sends no more than its
 // bucket holds. A member without a limit that is alone has a whole turn in every round and owes nothing: all
-// that is counted for the others' sake would be a tenth of a signal's latency.
+// that is counted for the others' sake would be up to a tenth of a signal's latency.
 #pragma once
 
 #include <algorithm>
@@ -169,16 +169,16 @@ void Scheduler<Member>::settle() {
   lone_->allowance = {};
   lone_->in_turn = lone_->waiting = false;
   lone_->in_turns = 0;
-  Entry& entry = lone_->entries.front();
-  entry.waiting = false;
-  entry.member->allowance = {};
-  entry.member->in_turn = entry.member->throttled = false;
+  lone_->entries.front().waiting = false;
+  Member& member = *members_.front();
+  member.allowance = {};
+  member.in_turn = member.throttled = false;
 }
 
 template <typename Member>
 template <typename Serve>
 void Scheduler<Member>::serve_lone(Serve& serve) {
-  Member& member = *lone_->entries.front().member;
+  Member& member = *members_.front();
   if (!member.has_work()) return;
   member.allowance = quanta(lone_->weight);
   serve(member);

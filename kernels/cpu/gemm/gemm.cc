@@ -31,7 +31,7 @@ void sgemm(Transpose transpose_b, std::int64_t m, std::int64_t n, std::int64_t k
   // One thread for this call, whatever BLIS_NUM_THREADS says: compute threads are the executor's to plan.
   rntm_t runtime = BLIS_RNTM_INITIALIZER;
   bli_rntm_set_num_threads(1, &runtime);
-  bli_rntm_disable_l3_sup(&runtime);  // README
+  bli_rntm_disable_l3_sup(&runtime);  // kernels that read operands in place read beyond them (README)
   const trans_t trans_b = transpose_b == Transpose::kYes ? BLIS_TRANSPOSE : BLIS_NO_TRANSPOSE;
   // BLIS takes operands it only reads by non-const pointer.
   bli_sgemm_ex(BLIS_NO_TRANSPOSE, trans_b, m, n, k, &one, const_cast<float*>(a), lda, 1,

@@ -11,13 +11,26 @@ namespace {
 using abi::MessageType;
 using Clock = std::chrono::steady_clock;
 
-/// Processor time of the control thread.
+/// Processor time of this thread. On a virtual machine it includes what the host gave to others meanwhile.
+std::chrono::nanoseconds thread_time() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
 std::chrono::nanoseconds control_time(Harness& harness) {
-  return harness.control([](SessionServer&) {
-    timespec now{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-  });
+  return harness.control([](SessionServer&) { return thread_time(); });
+}
+
+/// What it costs the thread that frees `bytes` of memory.
+std::chrono::nanoseconds freeing_time(std::uint64_t bytes) {
+  ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", bytes)).value();
+  std::optional mapping = std::move(ipc::Mapping::map(fd.get(), 0, bytes)).value();
+  REQUIRE(mapping->populate().ok());
+  const std::chrono::nanoseconds begin = thread_time();
+  mapping.reset();
+  fd.reset();
+  return thread_time() - begin;
 }
 
 /// A rank that another session holds: a join that is told to everybody and answered at once.
@@ -55,9 +68,9 @@ TEST_CASE("joins come ten seconds' worth at once, then at the rate of limits.joi
   const auto next = Clock::now();
   auto join = RawClient::join_message("g", 2, 0);
   join.header.sequence = 1000;
-  for (int i = 0; i < 20; ++i) REQUIRE(ipc::send_message(flood.client.fd(), join).ok());
+  for (int i = 0; i < 60; ++i) REQUIRE(ipc::send_message(flood.client.fd(), join).ok());  // 3 s of them
   join_in_vain(bystander, 10);
-  CHECK(Clock::now() - next < std::chrono::milliseconds(900));
+  CHECK(Clock::now() - next < std::chrono::seconds(2));
 }
 
 TEST_CASE("a user's sessions share his budget, so that opening more of them gains nothing") {
@@ -76,7 +89,7 @@ TEST_CASE(
     "while a peer is far behind, who has said much waits until it is not, and who has said little goes on") {
   Harness harness([](ServerOptions& options) { options.limits.joins_per_second = 10; });
   Flood flood(harness);
-  join_in_vain(flood.client, 60);  // more than half of 100
+  join_in_vain(flood.client, 90);  // of 100, and for 4 s more than half of them
   harness.coordinator().far_behind = true;
   auto join = RawClient::join_message("g", 2, 0);
   join.header.sequence = 1000;
@@ -87,17 +100,18 @@ TEST_CASE(
   const auto joins = [&] {
     return harness.control([&](SessionServer&) { return harness.coordinator().joins; });
   };
-  CHECK(joins() == 66);
+  CHECK(joins() == 96);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // two tokens' time: they do not help it
-  CHECK(joins() == 66);
+  CHECK(joins() == 96);
   harness.coordinator().far_behind = false;
-  CHECK(eventually([&] { return joins() == 67; }));
+  CHECK(eventually([&] { return joins() == 97; }));
 }
 
 TEST_CASE("freeing a dead client's memory costs the control thread nothing") {
   // The review's finding 13: 130 ms for every GiB, in which nobody was answered.
   Harness harness;
   constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30;
+  const std::chrono::nanoseconds freeing = freeing_time(kGibibyte);
   std::chrono::nanoseconds before{};
   SUBCASE("a region that was registered") {
     RawClient client(harness.socket());
@@ -125,7 +139,7 @@ TEST_CASE("freeing a dead client's memory costs the control thread nothing") {
   }
   // Session and memory are gone before the time is read: mappings of this process tell.
   REQUIRE(eventually([&] { return harness.session_count() == 0; }));
-  CHECK(control_time(harness) - before < std::chrono::milliseconds(10));
+  CHECK((control_time(harness) - before).count() < freeing.count() / 2);
 }
 
 }  // namespace

@@ -314,13 +314,15 @@ struct GemmArRoles {
   template <class Config, bool kNodes>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
-    const auto sum = [&] {
-      sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies(p));
-    };
-    if (sums_first) sum();
-    if (kNodes && p.units.others > 0) forward_units<Config>(p, warps);
-    copy_units<Config, kNodes>(p, warps);
-    if (!sums_first) sum();
+#pragma unroll 1  // sums are most of the kernel: they are there once
+    for (int turn = 0; turn < 2; ++turn) {
+      if (sums_first == (turn == 0)) {
+        sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies(p));
+        continue;
+      }
+      if (kNodes && p.units.others > 0) forward_units<Config>(p, warps);
+      copy_units<Config, kNodes>(p, warps);
+    }
   }
 
   /// Where sums are marked, all warps begin with sums, and only those that have multiplied copy. Others would

@@ -22,9 +22,6 @@ __device__ float widen(__nv_bfloat16 value) {
 __device__ float widen(__half value) {
   return __half2float(value);
 }
-__device__ float widen(float value) {
-  return value;
-}
 
 /// Mixes all bits of an index (two rounds of multiply and xor-shift).
 __device__ std::uint64_t mix(std::uint64_t value) {

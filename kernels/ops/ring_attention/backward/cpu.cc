@@ -23,7 +23,7 @@ namespace mkernel::kernels {
 namespace {
 
 /// Of a chunk of keys, and of a put of sums: so few that there are enough of them for all threads.
-constexpr std::int64_t kChunkBytes = std::int64_t{128} << 10;
+constexpr std::int64_t kSmallChunkBytes = std::int64_t{128} << 10;
 static_assert(kBackwardTileKeys <= kAttentionTile);
 
 /// The compute threads of one launch.
@@ -136,10 +136,10 @@ class RingBackwardLaunch {
 /// The plan of both executors, with chunks of this one and tasks taken a head at a time.
 RingBackwardPlan plan_on_cpu(const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {
   RingGpuPlan ring{RingPlan::make(shape, topology, rank), 1, 1, kHostMachine};
-  cut_on_cpu(ring, kChunkBytes);
+  cut_on_cpu(ring, kSmallChunkBytes);
   RingBackwardPlan plan = RingBackwardPlan::of(std::move(ring));
   const auto unit_bytes = static_cast<std::int64_t>(plan.puts.unit_bytes);
-  plan.puts.chunk_units = static_cast<std::int32_t>(std::max<std::int64_t>(1, kChunkBytes / unit_bytes));
+  plan.puts.chunk_units = static_cast<std::int32_t>(std::max<std::int64_t>(1, kSmallChunkBytes / unit_bytes));
   return plan;
 }
 

@@ -8,10 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <thread>
 
 #include "daemon/transport/emulated/copier.h"
+#include "tests/support/thread_time.h"
 #include "tests/unit/daemon/transport/emulated/pair.h"
 
 namespace mkernel::transport::emulated {
@@ -60,12 +60,6 @@ TEST_CASE("closing the channel makes the peer forget its sources") {
   CHECK(mapped_regions() == before + 1);
 }
 
-std::chrono::nanoseconds processor_time() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
 TEST_CASE("whoever drops a large source does not wait until it is unmapped") {
   constexpr std::uint64_t kLarge = std::uint64_t{256} << 20;
   const ipc::UniqueFd fd(::memfd_create("sources-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -77,9 +71,9 @@ TEST_CASE("whoever drops a large source does not wait until it is unmapped") {
   REQUIRE(source.ok());
   for (std::uint64_t page = 0; page < kLarge; page += 4096) (*source)->mapping.data()[page] = std::byte{1};
   CHECK(mapped_regions() == before + 1);
-  const auto begin = processor_time();
+  const auto begin = test::thread_time();
   source->reset();
-  CHECK(processor_time() - begin < std::chrono::milliseconds(3));
+  CHECK(test::thread_time() - begin < std::chrono::milliseconds(3));
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (mapped_regions() > before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   CHECK(mapped_regions() == before);

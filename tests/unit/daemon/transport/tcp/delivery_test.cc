@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <random>
 
 #include "tests/support/tcp_relay.h"
+#include "tests/support/thread_time.h"
 #include "tests/unit/daemon/transport/tcp/harness.h"
 
 namespace mkernel::transport::tcp {
@@ -202,14 +202,9 @@ TEST_CASE("closing a channel in the middle of a put costs the same however large
   fill_random(a.region(), 29);
   REQUIRE(a.transport().submit({&put, 1}) == 1);
   REQUIRE(run({&a, &b}, [&] { return std::memcmp(a.region().host(0), b.region().host(0), 4096) == 0; }));
-  const auto processor_time = [] {
-    timespec now{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
-  };
-  const auto before = processor_time();
+  const auto before = test::thread_time();
   a.transport().close_channel(1);
-  CHECK(processor_time() - before < std::chrono::milliseconds(10));
+  CHECK(test::thread_time() - before < std::chrono::milliseconds(10));
   CHECK_FALSE(a.transport().holds(a.region()));
   CHECK(a.tcp().statistics().connections_lost == 0);
 }

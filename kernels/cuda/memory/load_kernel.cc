@@ -7,9 +7,15 @@
 #include "kernels/cuda/memory/error.h"
 
 namespace mkernel::kernels {
+namespace {
+
+// First driver API version that has cuFuncLoad() and cuFuncIsLoaded().
+constexpr unsigned kSince = 12040;
+
+}  // namespace
+
 Status load_kernel(const void* function, const std::string& name) {
   cudaFuncAttributes attributes{};
-  constexpr unsigned kSince = 12040;  // first driver API version that has cuFuncLoad() and cuFuncIsLoaded()
   // Loads by itself in drivers that do not have cuFuncLoad().
   MK_RETURN_IF_ERROR(cuda_status(cudaFuncGetAttributes(&attributes, function), name + ": kernel"));
   const auto load = driver_entry<decltype(&cuFuncLoad)>("cuFuncLoad", kSince);

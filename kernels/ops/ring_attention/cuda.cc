@@ -28,11 +28,12 @@ namespace {
 // What a kernel may be given by value on every driver.
 static_assert(sizeof(RingVarlenParameters) <= 4096);
 
+constexpr OpKind kKind = OpKind::kRingAttention;
+
 class CudaRingAttention : public CudaOperation<AttentionArguments> {
  public:
   CudaRingAttention(RingGpuPlan plan, const Topology& topology, std::uint32_t rank)
-      : CudaOperation(OpKind::kRingAttention, name_of(OpKind::kRingAttention), topology, rank),
-        plan_(std::move(plan)) {}
+      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override {
@@ -56,7 +57,7 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
 
   Status check(const AttentionArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    return check_attention_addresses(kind(), arguments);
+    return check_attention_addresses(kKind, arguments);
   }
 
   /// The maps of the operands, which stay until a launch comes with others, and all else that a launch has.
@@ -79,7 +80,7 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
   }
 
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
-    return encode_attention_map(OpKind::kRingAttention, view, name, map);
+    return encode_attention_map(kKind, view, name, map);
   }
 
   Status encode_tensors(const AttentionArguments& arguments) {
@@ -99,7 +100,7 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
   using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
 
   const RingGpuPlan plan_;
-  KvGatherMaps maps_{kind(), plan_, plan_.tile_keys()};
+  KvGatherMaps maps_{kKind, plan_, plan_.tile_keys()};
   DeviceBuffer counters_;
   RingAttentionParameters parameters_{};  ///< without the operands of a launch
   Tensors tensors_;                       ///< that the maps are of
@@ -143,7 +144,7 @@ CooperativeKernel kernel_of(const RingGpuPlan& plan) {
 Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
     const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
     const RingAttentionOptions& options) {
-  auto machine = hopper_machine(name_of(OpKind::kRingAttention), options.machine, options.sms);
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
   auto plan = RingGpuPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();

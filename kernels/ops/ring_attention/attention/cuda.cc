@@ -24,10 +24,12 @@ namespace {
 // What a kernel may be given by value on every driver.
 static_assert(sizeof(AttentionParameters) <= 4096);
 
+constexpr OpKind kKind = OpKind::kAttention;
+
 class CudaAttention final : public CudaOperation<AttentionArguments> {
  public:
   CudaAttention(AttentionPlan plan, const Machine& machine, const Topology& topology, std::uint32_t rank)
-      : CudaOperation(OpKind::kAttention, name_of(OpKind::kAttention), topology, rank),
+      : CudaOperation(kKind, name_of(kKind), topology, rank),
         plan_(std::move(plan)),
         sms_(machine.sms),
         expected_seconds_(estimated_seconds(plan_, machine)) {}
@@ -47,7 +49,7 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
 
   Status check(const AttentionArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    return check_attention_addresses(kind(), arguments);
+    return check_attention_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
@@ -79,7 +81,7 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
   auto plan = AttentionPlan::make(shape);
   if (!plan.ok()) return plan.status();
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
-  auto machine = hopper_machine(name_of(OpKind::kAttention), options.machine, options.sms);
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
   if (!plan->plain()) return make_cuda_varlen_attention(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =

@@ -22,12 +22,14 @@ namespace {
 // What a kernel may be given by value on every driver.
 static_assert(sizeof(VarlenParameters) <= 4096);
 
+constexpr OpKind kKind = OpKind::kAttention;
+
 class CudaVarlenAttention final
     : public CudaVarlenOperation<CudaOperation<AttentionArguments>, AttentionSlot> {
  public:
   CudaVarlenAttention(AttentionPlan plan, const Machine& machine, const Topology& topology,
                       std::uint32_t rank)
-      : CudaVarlenOperation(OpKind::kAttention, name_of(OpKind::kAttention), topology, rank),
+      : CudaVarlenOperation(kKind, name_of(kKind), topology, rank),
         plan_(std::move(plan)),
         ctas_(machine.sms),
         expected_seconds_(estimated_seconds(plan_, machine)) {}
@@ -45,7 +47,7 @@ class CudaVarlenAttention final
 
   Status check(const AttentionArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    return check_attention_addresses(kind(), arguments);
+    return check_attention_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,

@@ -20,6 +20,8 @@ namespace {
 // What a kernel may be given by value on every driver.
 static_assert(sizeof(AttentionBackwardParameters) <= 4096);
 
+constexpr OpKind kKind = OpKind::kAttentionBackward;
+
 class CudaAttentionBackward final : public CudaAloneBackward<AttentionBackwardParameters> {
  public:
   CudaAttentionBackward(AttentionBackwardPlan plan, const Machine& machine, const Topology& topology,
@@ -63,7 +65,7 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
   auto plan = AttentionBackwardPlan::make(shape);
   if (!plan.ok()) return plan.status();
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
-  auto machine = hopper_machine(name_of(OpKind::kAttentionBackward), options.machine, options.sms);
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
   if (!plan->plain()) return make_cuda_varlen_attention_backward(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =

@@ -25,12 +25,12 @@ namespace {
 // What a kernel may be given by value on every driver.
 static_assert(sizeof(RingBackwardNodesParameters) <= 4096);
 
+constexpr OpKind kKind = OpKind::kRingAttentionBackward;
+
 class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> {
  public:
   CudaRingBackward(RingBackwardPlan plan, const Topology& topology, std::uint32_t rank)
-      : CudaOperation(OpKind::kRingAttentionBackward, name_of(OpKind::kRingAttentionBackward), topology,
-                      rank),
-        plan_(std::move(plan)) {}
+      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override {
@@ -59,13 +59,13 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
     }
     parameters_ = ring_backward_parameters(plan_, memory_.get(), wire_.get());
     MK_RETURN_IF_ERROR(
-        encode_packed_attention_map(kind(), backward_rows_view(parameters_), "rows", parameters_.row_map));
+        encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map));
     describe_owners(topology(), parameters_);
     return maps_.attach(topology(), rank(), workspace(), lent(), parameters_);
   }
 
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
-    return encode_attention_map(OpKind::kRingAttentionBackward, view, name, map);
+    return encode_attention_map(kKind, view, name, map);
   }
 
   /// The maps stay until a launch comes with other tensors.
@@ -85,8 +85,8 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
   }
 
   Status check(const AttentionBackwardArguments& arguments) const override {
-    MK_RETURN_IF_ERROR(check_attention_backward_operands(kind(), arguments, plan_.positions()));
-    return check_attention_backward_addresses(kind(), arguments);
+    MK_RETURN_IF_ERROR(check_attention_backward_operands(kKind, arguments, plan_.positions()));
+    return check_attention_backward_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
@@ -107,7 +107,7 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
   using Tensors = std::array<const void*, 4>;
 
   const RingBackwardPlan plan_;
-  KvGatherMaps maps_{kind(), plan_.ring, kBackwardTileKeys};
+  KvGatherMaps maps_{kKind, plan_.ring, kBackwardTileKeys};
   DeviceBuffer memory_;
   DeviceBuffer wire_;                         ///< over several nodes
   RingBackwardNodesParameters parameters_{};  ///< without the operands of a launch
@@ -119,7 +119,7 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
 Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_ring_attention_backward(
     const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
     const RingAttentionOptions& options) {
-  auto machine = hopper_machine(name_of(OpKind::kRingAttentionBackward), options.machine, options.sms);
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
   auto plan = RingBackwardPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();

@@ -14,12 +14,4 @@ inline std::chrono::nanoseconds thread_time() {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-/// Whether `holds()` in one of five tries: for limits that the host may exceed.
-template <typename Holds>
-bool once_in_five(const Holds& holds) {
-  for (int i = 0; i < 5; ++i)
-    if (holds()) return true;
-  return false;
-}
-
 }  // namespace mkernel::test

@@ -64,6 +64,7 @@ thread_local HostStack scheduler;
 thread_local Fiber* running = nullptr;
 thread_local std::deque<Fiber*> ready;
 thread_local std::size_t unfinished = 0;
+thread_local std::uint64_t clock_ns = 1'000'000'000;  // 0 means for some waits that they have not begun
 
 void to_scheduler(bool ends) {
   running->stack.change_to(scheduler, ends);
@@ -101,6 +102,10 @@ void meet(Meeting& meeting, std::uint32_t expected) {
 
 const HostThread& host_thread() {
   return running->self;
+}
+
+std::uint64_t host_clock_ns() {
+  return clock_ns += kHostRoundNs / 100;  // some threads only look at it until it is late enough
 }
 
 void host_yield() {
@@ -208,10 +213,12 @@ void HostGrid::run() {
   }
   unfinished = static_cast<std::size_t>(
       std::count_if(fibers.begin(), fibers.end(), [](const auto& fiber) { return !fiber->serves; }));
-  while (!ready.empty()) {
-    Fiber* next = ready.front();
-    ready.pop_front();
-    run_fiber(*next);
+  for (; !ready.empty(); clock_ns += kHostRoundNs) {
+    for (std::size_t turns = ready.size(); turns > 0; --turns) {
+      Fiber* next = ready.front();
+      ready.pop_front();
+      run_fiber(*next);
+    }
   }
   const auto stuck =
       std::count_if(fibers.begin(), fibers.end(), [](const auto& fiber) { return !fiber->done; });

@@ -25,7 +25,13 @@ struct HostThread {
 };
 const HostThread& host_thread();
 
-/// CTAs of any number of grids, which run at the same time.
+/// The nanoseconds that the threads see pass: kHostRoundNs in every round of a grid. So a wait gives up after
+/// as many rounds on any machine, however slow or busy it is.
+std::uint64_t host_clock_ns();
+constexpr std::uint64_t kHostRoundNs = 10'000;
+
+/// CTAs of any number of grids, which run at the same time: in rounds, in each of which every thread that
+/// does not wait at a barrier has a turn.
 class HostGrid {
  public:
   /// Adds a CTA: `body` is called by each of its `threads` threads.

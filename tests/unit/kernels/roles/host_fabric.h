@@ -30,7 +30,7 @@ class HostFabric {
     endpoint.rank = number;
     endpoint.world_size = world();
     endpoint.control = &control;
-    endpoint.deadline_ns = 100'000'000'000;  // a launch takes seconds, on an idle machine
+    endpoint.deadline_ns = 100'000'000'000;  // ten million rounds, which no launch takes
     kernels::PolledCounts& counts = endpoint.counts;
     counts.peers = world();
     counts.lanes = endpoint.lanes = counts.stride = lanes_;

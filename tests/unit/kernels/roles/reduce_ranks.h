@@ -80,7 +80,7 @@ class ReduceRanks {
   /// A launch in which `missing` does not take part: all others give up and name it. The last rank.
   void check_missing(std::uint64_t seed, std::int32_t missing) {
     // Long against a launch that is played: some warps wait while others still multiply.
-    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 200'000'000;
+    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 5000 * kHostRoundNs;
     launch(seed, nullptr, missing);
     for (const auto& rank : ranks_) {
       const bool takes_part = rank->plan.product.rank() != missing;

@@ -1,7 +1,6 @@
 // Stands in for kernels/cuda/ptx/address.cuh (tests/support/on_host/cuda_names.h).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 
@@ -16,8 +15,7 @@ inline bool elect_sync() {
   return threadIdx.x % 32 == 0;
 }
 inline std::uint64_t globaltimer() {
-  return static_cast<std::uint64_t>(
-      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return mkernel::test::host_clock_ns();
 }
 inline void st_fault() {
   throw std::logic_error("a pipeline is stuck");

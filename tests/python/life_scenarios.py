@@ -233,8 +233,8 @@ def exit_with_work():
     group = join(session=mkernel.connect(SOCKET))
     operation = group.gemm_ar(1536, 1536, 1536, dtype="f16")
     operands = [np.ones((1536, 1536), np.float16) for _ in range(3)]
-    group.barrier()
     pending = operation.launch(*operands)
+    group.barrier()  # a launch after the other rank has ended would fail
     if os.environ["KEEP"] == "nothing":
         del operands
     elif os.environ["KEEP"] == "pending":

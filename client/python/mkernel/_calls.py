@@ -105,8 +105,9 @@ class _Call:
 
     def start(self) -> None:
         self.running = True
+        self._thread = threading.Thread(target=self._run, name=f"mkernel {self.what}", daemon=True)
         try:
-            threading.Thread(target=self._run, name=f"mkernel {self.what}", daemon=True).start()
+            self._thread.start()
         except RuntimeError as error:
             self.running = False
             raise ResourceExhausted(f"{self.what}: {error}") from None
@@ -126,6 +127,8 @@ class _Call:
 
     def wait(self) -> Any:
         self._over.acquire()
+        # Until it ends the thread refers to what the call made, and at exit counts as one that may be inside a call.
+        self._thread.join()
         error, self._error = self._error, None
         if error is not None:
             try:

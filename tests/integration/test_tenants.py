@@ -21,15 +21,18 @@ class Tenants(ClusterTest):
         node0, _ = self.start_nodes(2, {"node": {"socket_mode": "0666"}})
         self.folder.chmod(0o755)
         file = self.folder / "tenants.json"
-        options = ["--seconds", "0.2", "--turns", "1", "--settle", "0.2", "--attack-bytes", str(8 << 20), "--ranks", "16",
-                   "--connections", "200", "--json", file]
+        options = ["--turns", "1", "--settle", "0.2", "--attack-bytes", str(8 << 20), "--ranks", "16", "--connections", "200",
+                   "--json", file]
         attacker = os.geteuid()
         if attacker == 0:  # the attacker is another user then
             attacker = pwd.getpwnam("nobody").pw_uid
             options += ["--uid", attacker]
-        status, out, err = self.run_tenants(*options)
-        self.assertEqual(status, 0, out + err)
-        rows = json.loads(file.read_text())["tenants"]["rows"]
+        for seconds in (0.2, 2):  # a busy machine may not come to a whole round of an attack in the shorter time
+            status, out, err = self.run_tenants(*options, "--seconds", seconds)
+            self.assertEqual(status, 0, out + err)
+            rows = json.loads(file.read_text())["tenants"]["rows"]
+            if all(row["attack_rounds"] > 0 for row in rows):
+                break
         self.assertEqual([row["attack"] for row in rows], list(ATTACKS))
         for row in rows:
             with self.subTest(attack=row["attack"]):

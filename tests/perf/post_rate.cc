@@ -3,12 +3,13 @@
 // with 64 channels in each direction are open, and nothing but this put is under way. Counts processor time,
 // so that a busy machine does not matter much; over EFA that of both ends, since the receiving proxy
 // publishes and acknowledges.
+#include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <utility>
 
 #include "tests/support/null_efa.h"
 #include "tests/support/null_verbs.h"
+#include "tests/support/thread_time.h"
 
 namespace mkernel::test {
 std::unique_ptr<Wire> make_wire() {
@@ -19,9 +20,7 @@ std::unique_ptr<Wire> make_wire() {
 namespace {
 
 double processor_seconds() {
-  timespec now{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  return std::chrono::duration<double>(mkernel::test::thread_time()).count();
 }
 
 void post_rate(const char* name, const mkernel::test::NullKind& kind) {

@@ -29,6 +29,8 @@ const HostThread& host_thread();
 /// as many rounds on any machine, however slow or busy it is.
 std::uint64_t host_clock_ns();
 constexpr std::uint64_t kHostRoundNs = 10'000;
+/// Longer than any launch takes that is played.
+constexpr std::uint64_t kHostPatienceNs = 10'000'000 * kHostRoundNs;
 
 /// CTAs of any number of grids, which run at the same time: in rounds, in each of which every thread that
 /// does not wait at a barrier has a turn.

@@ -126,7 +126,7 @@ class _Call:
         self._over.release()
 
     def wait(self) -> Any:
-        self._over.acquire()
+        self._over.acquire()  # join() alone, when it is interrupted, takes a thread for ended that goes on
         # Until it ends the thread refers to what the call made, and at exit counts as one that may be inside a call.
         self._thread.join()
         error, self._error = self._error, None

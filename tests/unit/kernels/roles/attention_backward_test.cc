@@ -48,7 +48,7 @@ class HostBackward {
     p_.preparing = static_cast<std::int32_t>(ctas_);
     p_.endpoint.control = control_.get();
     p_.endpoint.host = {&aborted_, nullptr};
-    p_.endpoint.deadline_ns = 100'000'000'000;
+    p_.endpoint.deadline_ns = kHostPatienceNs;
     // Whoever adds before the first one has stored adds to no number.
     const auto sums = static_cast<std::size_t>(at().sums) / sizeof(Line);
     std::fill(scratch_.begin() + static_cast<std::ptrdiff_t>(sums), scratch_.end(), no_numbers());

@@ -30,7 +30,7 @@ class HostFabric {
     endpoint.rank = number;
     endpoint.world_size = world();
     endpoint.control = &control;
-    endpoint.deadline_ns = 100'000'000'000;  // ten million rounds, which no launch takes
+    endpoint.deadline_ns = kHostPatienceNs;
     kernels::PolledCounts& counts = endpoint.counts;
     counts.peers = world();
     counts.lanes = endpoint.lanes = counts.stride = lanes_;

@@ -143,7 +143,7 @@ TEST_CASE("ring attention kernel: what is queued behind a failed launch does not
   RingRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, {1, 2});
   ranks.check(1);
   ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
-  ranks.set_deadline(1'000'000);
+  ranks.set_deadline(100 * kHostRoundNs);
   ranks.launch(2);
   CHECK(std::all_of(ranks.out(0).begin(), ranks.out(0).end(),
                     [](std::uint16_t bits) { return bits == kPoison; }));
@@ -176,7 +176,7 @@ TEST_CASE(
   RingRanks ranks({.batch = 1, .sequence = 60, .heads = 1, .kv_heads = 1, .head_dim = 64}, {2, 2});
   ranks.check(1);
   ranks.lent(1).stopped = 1;  // a launch of rank 1 has failed
-  ranks.set_deadline(1'000'000);
+  ranks.set_deadline(100 * kHostRoundNs);
   ranks.launch(2);
   CHECK(ranks.control(1).failed == 0);
   for (const std::size_t rank : {0, 3}) {

@@ -275,7 +275,7 @@ TEST_CASE("ring backward kernel: what is queued behind a failed launch does noth
   RingBackwardRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, {1, 2});
   ranks.check(1);
   ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
-  ranks.set_deadline(1'000'000);
+  ranks.set_deadline(100 * kHostRoundNs);
   ranks.launch(2);
   CHECK(ranks.gradients(0) == ranks.poisoned(0));
   CHECK(ranks.control(0).failed == 0);
@@ -363,7 +363,7 @@ TEST_CASE("ring backward kernel: over several nodes, whose keys do not come is s
   RingBackwardRanks ranks({.batch = 1, .sequence = 60, .heads = 1, .kv_heads = 1, .head_dim = 64}, {2, 2});
   ranks.check(1);
   ranks.lent(1).stopped = 1;  // a launch of rank 1 has failed
-  ranks.set_deadline(1'000'000);
+  ranks.set_deadline(100 * kHostRoundNs);
   ranks.launch(2);
   CHECK(ranks.control(1).failed == 0);
   CHECK(ranks.gradients(1) == ranks.poisoned(1));

@@ -51,7 +51,7 @@ class HostVarlenBackward {
     p_.preparing = static_cast<std::int32_t>(ctas_);
     p_.endpoint.control = control_.get();
     p_.endpoint.host = {&aborted_, nullptr};
-    p_.endpoint.deadline_ns = 100'000'000'000;
+    p_.endpoint.deadline_ns = kHostPatienceNs;
     // Whoever adds before the first one has stored adds to no number.
     const auto tiles = static_cast<std::ptrdiff_t>(p_.all_heads * p_.query_tiles);
     std::fill_n(p_.sums, tiles * kBackwardTileQueries * shape.head_dim,

@@ -40,6 +40,16 @@ def map_whole(fd):
         os.close(fd)
 
 
+def load(memory, at):
+    """The word of 64 bits at byte `at` of shared memory, as it is at one moment: struct reads the bytes one after the other."""
+    return memoryview(memory).cast("Q")[at // 8]
+
+
+def store(memory, at, word):
+    """Writes the word at once: struct.pack_into() writes zeroes first, which others see."""
+    memoryview(memory).cast("Q")[at // 8] = word
+
+
 class RawClient:
     def __init__(self, path, timeout=60):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -112,14 +122,17 @@ class RawClient:
 
     def write_slot(self, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
         """Writes the next slot of ring 0 of the session's threads and rings the doorbell."""
-        lap = (((self.position >> self.log2_slots) & 1) ^ 1) << 63
-        words = (lap | opcode << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
-                 lap | peer << 32 | reserved)
-        at = self.slots_offset + 32 * (self.position & ((1 << self.log2_slots) - 1))
-        for index in (1, 2, 0, 3):  # the words that carry the lap last
-            struct.pack_into("<Q", self.session, at + 8 * index, words[index])
+        self.write_words(0, self.position, (opcode << 56 | channel << 32 | length, local[0] << 48 | local[1],
+                                            remote[0] << 48 | remote[1], peer << 32 | reserved))
         self.position += 1
         self.ring_doorbell(0)
+
+    def write_words(self, ring, position, words):
+        """The words of the slot of that position, with its lap; those that carry it last."""
+        lap = (((position >> self.log2_slots) & 1) ^ 1) << 63
+        at = self.slots_offset + ring * (32 << self.log2_slots) + 32 * (position & ((1 << self.log2_slots) - 1))
+        for index in (1, 2, 0, 3):
+            store(self.session, at + 8 * index, words[index] | (lap if index in (0, 3) else 0))
 
     def ring_doorbell(self, ring):
         """After close() nobody hears it; the memory of the ring can still be written."""
@@ -128,16 +141,15 @@ class RawClient:
 
     def room(self):
         """Slots of ring 0 that may be written now."""
-        return (1 << self.log2_slots) - (self.position - struct.unpack_from("<Q", self.session, 64)[0])
+        return (1 << self.log2_slots) - (self.position - load(self.session, 64))
 
     def arrivals(self, source=0, lane=0, lanes=4):
-        offset = struct.unpack_from("<Q", self.segment, 32)[0]
-        return struct.unpack_from("<Q", self.segment, offset + 8 * (source * lanes + lane))[0]
+        return load(self.segment, load(self.segment, 32) + 8 * (source * lanes + lane))
 
     def region_bytes(self, rank, index=0):
         """As the other ranks of the group see the region; 0 until the daemon has told this rank of it."""
-        capacity, offset = struct.unpack_from("<I", self.segment, 20)[0], struct.unpack_from("<Q", self.segment, 56)[0]
-        return struct.unpack_from("<Q", self.segment, offset + 16 * (rank * capacity + index))[0]
+        capacity = struct.unpack_from("<I", self.segment, 20)[0]
+        return load(self.segment, load(self.segment, 56) + 16 * (rank * capacity + index))
 
     def end_of_session(self):
         """Text of the SessionEnded event, after which the daemon closes."""

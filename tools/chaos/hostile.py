@@ -62,17 +62,13 @@ def slots(channel, sockets, group, seed):
         if client.room(ring) < 1:
             client.ring_all()
             continue
-        position = client.positions[ring]
-        lap = (((position >> client.log2_slots) & 1) ^ 1) << 63
         near = lambda limit: chooser.choice((0, 1, limit - 1, limit, chooser.randrange(1 << 24)))
         wild = chooser.random() < 0.002
         channel_number = near(client.first_channel + 2 * client.lanes) if wild else client.first_channel + client.lanes + 2 * ring
-        words = (lap | (chooser.choice((0, 1, 2)) if wild else 1) << 56 | channel_number << 32 | (near(1 << 20) if wild else 64),
+        words = ((chooser.choice((0, 1, 2)) if wild else 1) << 56 | channel_number << 32 | (near(1 << 20) if wild else 64),
                  (near(8) if wild else 0) << 48 | chooser.randrange(1 << 20) // 2, chooser.randrange(1 << 20) // 2,
-                 lap | (near(2) if wild else 1) << 32 | (chooser.randrange(2) if wild else 0))
-        at = client.slots_offset + ring * (32 << client.log2_slots) + 32 * (position & ((1 << client.log2_slots) - 1))
-        for index in (1, 2, 0, 3):
-            struct.pack_into("<Q", client.session, at + 8 * index, words[index] & (1 << 64) - 1)
+                 (near(2) if wild else 1) << 32 | (chooser.randrange(2) if wild else 0))
+        client.write_words(ring, client.positions[ring], [word & (1 << 64) - 1 for word in words])
         client.positions[ring] += 1
         written += 1
     client.ring_all()

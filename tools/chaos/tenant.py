@@ -42,7 +42,7 @@ class Tenant(raw.RawClient):
         count = len(self.doorbells)
         if chosen:
             return [r for r in range(count) if chosen >> r & 1]
-        (members,) = struct.unpack_from("<Q", self.segment, 48)
+        members = raw.load(self.segment, 48)
         nodes = [struct.unpack_from("<II", self.segment, members + 64 * r) for r in range(self.world)]
         node, local = nodes[self.rank]
         return list(range(local % count, count, sum(n == node for n, _ in nodes)))
@@ -57,19 +57,13 @@ class Tenant(raw.RawClient):
 
     def room(self, ring):
         """Slots of the ring that may be written now."""
-        (tail,) = struct.unpack_from("<Q", self.session, 64 + 64 * ring)
-        return (1 << self.log2_slots) - (self.positions[ring] - tail)
+        return (1 << self.log2_slots) - (self.positions[ring] - raw.load(self.session, 64 + 64 * ring))
 
     def put(self, peer, lane, length=0, local=(0, 0), remote=(0, 0), bell=True):
         ring = self.rings[lane % len(self.rings)]
-        position = self.positions[ring]
-        lap = (((position >> self.log2_slots) & 1) ^ 1) << 63
         channel = self.first_channel + peer * self.lanes + lane
-        words = (lap | 1 << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
-                 lap | peer << 32)
-        at = self.slots_offset + ring * (32 << self.log2_slots) + 32 * (position & ((1 << self.log2_slots) - 1))
-        for index in (1, 2, 0, 3):
-            struct.pack_into("<Q", self.session, at + 8 * index, words[index])
+        self.write_words(ring, self.positions[ring], (1 << 56 | channel << 32 | length, local[0] << 48 | local[1],
+                                                      remote[0] << 48 | remote[1], peer << 32))
         self.positions[ring] += 1
         if bell:
             self.ring_doorbell(ring)
@@ -80,8 +74,7 @@ class Tenant(raw.RawClient):
 
     def count(self, which, rank, lane):
         """`which`: 32 for arrivals, 40 for completed puts (proto/abi/region_map.h)."""
-        (offset,) = struct.unpack_from("<Q", self.segment, which)
-        return struct.unpack_from("<Q", self.segment, offset + 8 * (rank * self.lanes + lane))[0]
+        return raw.load(self.segment, raw.load(self.segment, which) + 8 * (rank * self.lanes + lane))
 
     def end(self):
         """Why session or group ended, or an empty text."""
@@ -176,10 +169,10 @@ def ranks(sockets, group, name="chaos", memory=REGION_BYTES, populated=True):
 def wait_for_regions(clients, memory, seconds=10):
     until = time.monotonic() + seconds
     for client in clients:
-        (regions,) = struct.unpack_from("<Q", client.segment, 56)
+        regions = raw.load(client.segment, 56)
         for rank in range(client.world):
             at = regions + 16 * (rank * CAPACITY)
-            while struct.unpack_from("<Q", client.segment, at)[0] != memory:
+            while raw.load(client.segment, at) != memory:
                 if why := client.end():
                     raise Lost(why)
                 if time.monotonic() > until:

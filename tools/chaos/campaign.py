@@ -16,6 +16,9 @@ from child import Child, Violation
 from cluster_stage import Cluster
 
 STRANGERS = (65534, 65533, 65532)  # users of the tenants that misbehave; the bystander keeps the campaign's own
+# How often a step is done in which a daemon's thread had a slice over the limit. A virtual machine has such slices of its own, one in a
+# thousand steps (tests/perf/notes.md); those of the code come again.
+SLICE_TRIES = 3
 
 
 class Skip(Exception):
@@ -81,7 +84,7 @@ class Campaign:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-chaos-"))
         self.folder.chmod(0o755)  # tenants of other users reach the sockets
         self.clusters, self.done, self.skipped, self.violations = {}, [], {}, []
-        self.worst_slice_ms, self.bystander = None, {"transfers": 0, "bytes": 0, "worst_ms": 0.0}
+        self.worst_slice_ms, self.bystander = 0.0, {"transfers": 0, "bytes": 0, "worst_ms": 0.0}
 
     def write(self, **line):
         self.log.write(json.dumps(line) + "\n")
@@ -116,16 +119,9 @@ class Campaign:
 
     def run_step(self, index, step, kind):
         line = {"step": index, "name": step.name, "transport": kind, "seed": f"{self.seed}/{index}/{step.name}"}
-        begin, scene, checked = time.monotonic(), None, {}
+        begin, checked = time.monotonic(), {}
         try:
-            cluster = self.cluster(kind)
-            scene = Scene(cluster, line["seed"], self.folder, self.private_network)
-            cluster.bystander.say(do="go")
-            try:
-                line["detail"] = step.function(scene)
-            finally:
-                scene.close()
-            checked = cluster.check()
+            line["detail"], checked = self.do_with_short_slices(step, kind, line["seed"])
             line.update(verdict="held", **checked)
         except Skip as why:
             self.skipped[step.name] = str(why)
@@ -139,6 +135,27 @@ class Campaign:
         self.write(**line)
         return self.account(line, checked, kind)
 
+    def do_with_short_slices(self, step, kind, seed):
+        """What do() returns of the first try without slices over the limit, and with those of the tries before it."""
+        over = []
+        for _ in range(SLICE_TRIES):
+            detail, checked = self.do(step, kind, seed)
+            over += checked["long_slices"]
+            if not checked["long_slices"]:
+                return detail, {**checked, "long_slices": over}
+        raise Violation(f"slices over the limit in each of {SLICE_TRIES} tries: {'; '.join(over)}")
+
+    def do(self, step, kind, seed):
+        """What the step returns, and what its cluster's check does."""
+        cluster = self.cluster(kind)
+        scene = Scene(cluster, seed, self.folder, self.private_network)
+        cluster.bystander.say(do="go")
+        try:
+            detail = step.function(scene)
+        finally:
+            scene.close()
+        return detail, cluster.check()
+
     def with_the_dead(self, text, kind):
         """The text, and which daemons have ended: what a step met first is often only what came of that."""
         time.sleep(0.5)  # one that dumps its memory takes a moment
@@ -147,7 +164,8 @@ class Campaign:
 
     def account(self, line, checked, kind):
         self.say(f"{line['step']:4} {line['name']:28} {kind:9} {line['took_s']:6.2f} s  {line['verdict']}"
-                 + (f": {brief(line['why'])}" if "why" in line else ""))
+                 + (f": {brief(line['why'])}" if "why" in line else "")
+                 + (f", with slices over the limit at first: {brief('; '.join(line['long_slices']))}" if line.get("long_slices") else ""))
         self.done.append((line["name"], line["verdict"], line["took_s"]))
         if line["verdict"] == "skipped":
             self.clusters[kind].bystander.hear_after("check", 60.0)
@@ -159,9 +177,7 @@ class Campaign:
         for key in ("transfers", "bytes"):
             self.bystander[key] += checked["bystander"][key]
         self.bystander["worst_ms"] = max(self.bystander["worst_ms"], checked["bystander"]["worst_ms"])
-        slice_ms = checked["longest_slice_ms"]
-        if slice_ms != "not there":
-            self.worst_slice_ms = max(self.worst_slice_ms or 0.0, slice_ms)
+        self.worst_slice_ms = max(self.worst_slice_ms, checked["longest_slice_ms"])
         return True
 
     def abandon(self, kind):

@@ -14,20 +14,26 @@ MK_HOST_DEVICE inline bool are_paced(const PacedLinks& links) {
   return __builtin_expect(links.fs_per_byte != 0, 0);
 }
 
-/// One thread, when `bytes` for other ranks of the node are stored and before it says that they are there:
-/// until links would have brought them, PacedLinks::most_ns at most.
-__device__ __forceinline__ void await_links(const PacedLinks& links, std::uint64_t bytes) {
-  if (!are_paced(links)) return;
-  const std::uint64_t begin = ptx::globaltimer(), busy = bytes * links.fs_per_byte / 1'000'000;
-  std::uint64_t before = ptx::ld_relaxed_gpu(links.free_ns), end = 0;
-  for (bool taken = false; !taken;) {
-    end = (before < begin ? begin : before) + busy;
-    const std::uint64_t seen = ptx::atom_cas_relaxed_gpu(links.free_ns, before, end);
-    taken = seen == before;
-    before = seen;
+/// One thread, which has stored `bytes` for other ranks of the node: when links will have brought them,
+/// PacedLinks::most_ns from now at most, in the lowest bits of nanoseconds. Atomics without a loop: of many
+/// threads that compare and swap one word, one gets on in every round trip to it.
+__device__ __forceinline__ std::uint32_t book_links(const PacedLinks& links, std::uint64_t bytes) {
+  const std::uint64_t busy = bytes * links.fs_per_byte / 1'000'000, now = ptx::globaltimer();
+  ptx::atom_max_relaxed_gpu(links.free_ns, now);
+  const std::uint64_t sent = ptx::atom_add_relaxed_gpu(links.free_ns, busy) + busy;
+  const std::uint64_t wait = sent + links.latency_ns - now;
+  return static_cast<std::uint32_t>(now + (wait < links.most_ns ? wait : links.most_ns));
+}
+
+/// One thread, before it says that what it has booked is there.
+__device__ __forceinline__ void await_booked(std::uint32_t there) {
+  while (static_cast<std::int32_t>(there - static_cast<std::uint32_t>(ptx::globaltimer())) > 0) {
   }
-  const std::uint64_t there = end + links.latency_ns;
-  for (std::uint64_t now = begin; now < there && now - begin < links.most_ns;) now = ptx::globaltimer();
+}
+
+/// Both, of one that has nothing to do meanwhile.
+__device__ __forceinline__ void await_links(const PacedLinks& links, std::uint64_t bytes) {
+  if (are_paced(links)) await_booked(book_links(links, bytes));
 }
 
 }  // namespace mkernel::kernels

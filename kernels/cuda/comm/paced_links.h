@@ -11,7 +11,7 @@ struct PacedLinks {
   std::uint64_t* free_ns;     ///< device memory: when the links will have sent all that they were given
   std::uint32_t fs_per_byte;  ///< femtoseconds; 0: the links are not modelled
   std::uint32_t latency_ns;
-  std::uint32_t most_ns;  ///< the longest that a thread waits
+  std::uint32_t most_ns;  ///< the longest that a thread waits; below 2^31
 };
 
 }  // namespace mkernel::kernels

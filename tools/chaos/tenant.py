@@ -62,8 +62,7 @@ class Tenant(raw.RawClient):
     def put(self, peer, lane, length=0, local=(0, 0), remote=(0, 0), bell=True):
         ring = self.rings[lane % len(self.rings)]
         channel = self.first_channel + peer * self.lanes + lane
-        self.write_words(ring, self.positions[ring], (1 << 56 | channel << 32 | length, local[0] << 48 | local[1],
-                                                      remote[0] << 48 | remote[1], peer << 32))
+        self.fill_slot(ring, self.positions[ring], channel, length, peer, local, remote)
         self.positions[ring] += 1
         if bell:
             self.ring_doorbell(ring)

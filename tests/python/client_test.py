@@ -1,8 +1,13 @@
 """Base of the tests of the Python client: ranks are Python processes that run a function of *_scenarios.py against real daemons.
 
 MKERNEL_PYTHON_PATH is where the package is found: client/python of the checkout, or empty for an installed wheel."""
+import copy
+import importlib
+import inspect
 import os
 import pathlib
+import pickle
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -19,6 +24,30 @@ if PACKAGE:
     if "MKERNEL_LIB" in os.environ:
         os.environ.setdefault("MKERNEL_LIBRARY", os.environ["MKERNEL_LIB"] + "/libmkernel.so")
 
+
+
+def own_exceptions(package):
+    """The exception classes that the modules of `package`, which is a package, define."""
+    found = []
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if not module.ispkg and not module.name.endswith("__main__"):
+            named = vars(importlib.import_module(module.name)).values()
+            found += [kind for kind in named if isinstance(kind, type) and issubclass(kind, BaseException)
+                      and kind.__module__ == module.name]
+    return found
+
+
+def assert_survives(test, kind):
+    """An exception of `kind` with all that it says is the same after pickle and copy."""
+    fields = list(inspect.signature(kind.__init__).parameters)[1:]
+    error = kind(*(f"{field} of {kind.__name__}" for field in fields if field not in ("args", "kwargs")))
+    error.noticed = ["by a caller"]
+    again = [pickle.loads(pickle.dumps(error, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for other in (*again, copy.copy(error), copy.deepcopy(error)):
+        test.assertIs(type(other), kind)
+        test.assertEqual((str(other), repr(other), other.args, vars(other)), (str(error), repr(error), error.args, vars(error)))
+
+
 WORLD = 4  # ranks of most tests, two on each of two nodes
 
 
@@ -28,8 +57,8 @@ class ClientTest(ClusterTest):
         daemon = daemon or self.daemons[rank * len(self.daemons) // world]
         return self.spawn_rank(scenario, RANK=rank, WORLD_SIZE=world, SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
 
-    def spawn_rank(self, scenario, preexec_fn=None, **environment):
-        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), stdin=subprocess.PIPE,
+    def spawn_rank(self, scenario, preexec_fn=None, executable=sys.executable, **environment):
+        return self.spawn(executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), stdin=subprocess.PIPE,
                           preexec_fn=preexec_fn, **environment)
 
     def run_ranks(self, scenario, world=WORLD, **environment):

@@ -1,4 +1,5 @@
 """How ranks end: interrupted, killed, forked, with work in flight, handles destroyed in any order."""
+import atexit
 import ctypes
 import gc
 import itertools
@@ -10,7 +11,10 @@ import time
 
 from rank import LONG, RANK, SOCKET, WORLD, join, raises, say, wait_for_line, wait_for_test
 
-import mkernel
+before_import = []  # runs at exit after what mkernel has registered
+atexit.register(lambda: [call() for call in before_import])
+
+import mkernel  # noqa: E402
 
 
 def joined():
@@ -266,6 +270,39 @@ def exit_idle():
     group.wait_arrival(0, lane, 1, LONG)
     with raises(mkernel.Error, "rank 0", "left"):
         group.barrier()
+
+
+class Last:
+    """Makes its call when the interpreter clears the modules, and prints what came of it."""
+
+    def __init__(self, name, call):
+        self.name, self.call, self.write = name, call, os.write
+
+    def __del__(self):
+        try:
+            said = f"{self.call()}"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        self.write(1, f"{self.name}: {said}\n".encode())
+
+
+def finalizers():
+    """Calls that finalizers and functions of atexit make after the handles have ended. Where a thread lives (BESIDE), they have not
+    been ended, and are left to the process."""
+    session, connect = mkernel.connect(SOCKET), mkernel.connect
+    group = session.join("test", 1, 0)
+    buffer, operation = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16")
+    lane = group.reserve_lanes(1)
+    pending = operation.launch(*(bytearray(128) for _ in range(3)))
+    calls = {"wait": pending.wait, "operation": operation.close, "buffer": buffer.close, "barrier": group.barrier,
+             "arrival": lambda: group.wait_arrival(0, lane, 1, 1.0), "group": group.close, "session": session.close,
+             "connect": lambda: connect(SOCKET).close()}
+    for module in (sys.modules["__main__"], sys.modules[__name__]):
+        module.last = [Last(name, call) for name, call in calls.items()]
+    if os.environ["BESIDE"]:
+        threading.Thread(target=time.sleep, args=(LONG,), daemon=True).start()
+    pending.wait()
+    before_import.append(lambda: [Last(name, call) for name, call in calls.items()].clear())
 
 
 def any_order():

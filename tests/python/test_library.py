@@ -11,7 +11,7 @@ import unittest
 import unittest.mock
 import weakref
 
-from client_test import PACKAGE
+from client_test import PACKAGE, assert_survives, own_exceptions
 
 import mkernel
 from mkernel import _calls, _library
@@ -86,6 +86,23 @@ class Library(unittest.TestCase):
         code = "import sys, mkernel; print(sorted({'numpy', 'torch', 'subprocess', 'ml_dtypes'} & set(sys.modules)))"
         run = self.python(code, MKERNEL_LIBRARY=str(pathlib.Path(mkernel.library_path()).resolve()))
         self.assertEqual(run.stdout.strip(), "[]", run.stderr)
+
+
+class OfCaller(mkernel.NotFound):
+    """As a caller may derive one, with parameters of its own."""
+
+    def __init__(self, table, row):
+        super().__init__(f"{table} has no {row}")
+        self.row = row
+
+
+class Exceptions(unittest.TestCase):
+    def test_every_exception_survives_pickle_and_copy(self):
+        kinds = own_exceptions(mkernel)
+        self.assertGreaterEqual(set(kinds), {mkernel.Error, *mkernel.Error.__subclasses__()})
+        for kind in (*kinds, OfCaller):
+            with self.subTest(kind=kind):
+                assert_survives(self, kind)
 
 
 class Calls(unittest.TestCase):

@@ -1,5 +1,9 @@
 """Ends of ranks that use the Python client: Ctrl-C in every wait, kills, time limits, fork, interpreter exit, order of handles."""
+import pathlib
+import shutil
 import signal
+import subprocess
+import sys
 import time
 import unittest
 
@@ -7,6 +11,19 @@ from client_test import PATIENCE, WORLD, ClientTest
 
 WAITS = ("barrier", "exchange", "symmetric", "reserve_lanes", "operation", "wait_arrival", "wait_completed", "pending",
          "pending_with_timeout", "run", "close_operation")
+
+
+
+
+def interpreters():
+    """This one, and those of other minor versions from 3.10 on that this machine has."""
+    found = {}
+    for minor in range(10, 20):
+        installed = sorted(pathlib.Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))
+        for path in (shutil.which(f"python3.{minor}"), *map(str, installed)):
+            if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+                found[minor] = path
+    return {**found, sys.version_info.minor: sys.executable}
 
 
 class Life(ClientTest):
@@ -114,6 +131,21 @@ class Life(ClientTest):
         status, out, err = self.finish(self.rank("life_scenarios.exit_with_thread", 0, 2))
         self.assertEqual((status, out.strip(), err), (0, "waiting", ""))
         other.kill()
+
+    def test_calls_of_finalizers_while_the_interpreter_ends(self):
+        # Python 3.11 would wait for ever for a thread that is started then, and 3.12 raises.
+        self.start_nodes(1)
+        closed = "FailedPrecondition: FAILED_PRECONDITION: group 'test' is closed"
+        wanted = [f"{name}: None" for name in ("wait", "operation", "buffer", "group", "session", "connect")]
+        wanted = sorted([*wanted, f"barrier: {closed}", f"arrival: {closed}"] * 3)
+        found = interpreters()
+        print(f"Python 3.{', 3.'.join(map(str, sorted(found)))}", end=" ", flush=True)
+        for minor, executable in found.items():
+            for beside in ("", "a thread"):
+                with self.subTest(minor=minor, beside=beside):
+                    process = self.rank("life_scenarios.finalizers", executable=executable, BESIDE=beside)
+                    status, out, err = self.finish(process)
+                    self.assertEqual((status, sorted(out.splitlines()), err), (0, wanted, ""))
 
     def test_exit_leaves_the_group(self):
         self.start_nodes(1)

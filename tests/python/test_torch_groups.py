@@ -1,6 +1,7 @@
 """Groups of mkernel.torch: agreement, missing and late ranks, Ctrl-C, kills, fork, interpreter exit."""
 import sys
 
+from client_test import assert_survives, own_exceptions
 from torch_test import PACKAGE, PATIENCE, TorchTest, main
 
 
@@ -49,6 +50,17 @@ class Groups(TorchTest):
         script = "import mkernel, sys; assert 'torch' not in sys.modules"
         status, out, err = self.finish(self.spawn(sys.executable, "-B", "-c", script, PYTHONPATH=PACKAGE))
         self.assertEqual(status, 0, out + err)
+
+    def test_exceptions_come_back_from_a_process_pool(self):
+        import mkernel.torch
+
+        kinds = own_exceptions(mkernel.torch)
+        self.assertGreaterEqual(set(kinds), {mkernel.torch.Refused, mkernel.torch.NotInitialized})
+        for kind in kinds:
+            with self.subTest(kind=kind):
+                assert_survives(self, kind)
+        self.start_nodes(1)
+        self.run_job("torch_group_scenarios.pool", 1)
 
     def test_fork(self):
         self.start_nodes(1)

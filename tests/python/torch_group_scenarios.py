@@ -205,6 +205,22 @@ def forked():
     end()
 
 
+def _refused_in_worker():
+    name = start()
+    OPS.fused_all_gather_matmul(torch.ones(4, 6), [torch.ones(6, 4)], 0, name)
+
+
+def pool():
+    """A worker of a process pool is refused: the pool reports it. An exception that cannot be rebuilt would end the pool's reader."""
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(1) as workers:
+        answer = workers.apply_async(_refused_in_worker)
+        with raises(mkernel.torch.Refused, "A has dtype torch.float32") as expected:
+            answer.get(TIMEOUT)
+        assert expected.error.reason == "dtype torch.float32"
+
+
 def exit_in_call():
     """The interpreter ends while a thread is in a call that waits for the other rank: nothing hangs, nothing crashes."""
     name = start()

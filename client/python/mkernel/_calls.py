@@ -6,10 +6,14 @@ completions, launches, puts that wait for room) are therefore made in slices: a 
 form, and what is waited for returns at once. Collective calls and connecting have no such form, since a collective call that gives
 up fails its group. They run on a thread of their own while the main thread waits for a lock, which a signal handler interrupts. A
 call that is left behind so goes on to its own time limit. What it makes is destroyed, and until it ends its group refuses further
-collective calls. Other threads than the main one never run handlers: they make each call directly."""
+collective calls. Other threads than the main one never run handlers: they make each call directly.
+
+While the interpreter ends, finalizers (`__del__`) may still call. No thread runs Python code any more then: Python 3.11 would wait for
+ever for one that is started, and 3.12 raises. So these calls are made directly, too."""
 
 import atexit
 import operator
+import sys
 import threading
 import time
 import weakref
@@ -146,11 +150,16 @@ class _Call:
 
 def interruptible(what: str, body: Callable[[], Any], owner: Any = None) -> Any:
     """Runs `body`, which may wait for long, so that Ctrl-C ends the wait for it. `owner.left_behind` then remembers it."""
-    if threading.current_thread() is not threading.main_thread():
+    if sys.is_finalizing() or threading.current_thread() is not threading.main_thread():
         return body()
     call = _Call(what, body)
     try:
-        call.start()
+        try:
+            call.start()
+        except ResourceExhausted:
+            if threading.main_thread().is_alive():
+                raise
+            return body()  # functions of atexit run, and this Python starts no thread for them
         return call.wait()
     except BaseException:
         call.leave()
@@ -196,8 +205,11 @@ def create(what: str, make: Callable[..., int], *arguments: Any, destroy: Callab
 
 
 def drop(what: str, holder: "list[Optional[Handle]]") -> None:
-    """Destroys the handle in `holder`, to which nobody else may refer; interruptible, as leaving a group asks the daemon."""
-    if holder != [None]:
+    """Destroys the handle in `holder`, to which nothing else may refer; interruptible, because leaving a group asks the daemon. A
+    handle that is empty, as all are after _end_handles(), costs nothing."""
+    if holder[0] is None or holder[0].pointer is None:
+        holder.clear()
+    else:
         interruptible(what, holder.clear)
 
 

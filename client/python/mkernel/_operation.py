@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import sys
 import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
@@ -60,7 +61,9 @@ class OperationHandle(Handle):
         if self.pointer is None:
             return
         self.forget_done()
-        if self.in_flight:
+        if self.in_flight and sys.is_finalizing():
+            self.abandon()  # no thread can wait for them
+        elif self.in_flight:
             pointer, self.pointer = self.pointer, None
             arguments = (self._destroy, pointer, self.in_flight)
             try:

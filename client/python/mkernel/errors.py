@@ -1,6 +1,7 @@
 """Exceptions: one class per status of libmkernel. Each also is the built-in exception that a Python program expects."""
 
 import enum
+from typing import Any
 
 
 class Code(enum.IntEnum):
@@ -40,6 +41,17 @@ class Error(Exception):
 
     def __str__(self) -> str:
         return f"{self.code_name}: {self.text}"
+
+    def __reduce__(self) -> "tuple[Any, ...]":
+        # Without calling __init__(), whose parameters are those of the subclass: pickle, copy and process pools rebuild every error.
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: "type[Error]", arguments: "tuple[Any, ...]") -> Error:
+    """An error of class `kind` as pickle makes it again; pickle then sets its attributes."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class Cancelled(Error):

@@ -65,7 +65,7 @@ class Group:
 
     def _alive(self) -> Handle:
         handle = self._handle
-        if handle is None:
+        if handle is None or handle.pointer is None:  # the second while the interpreter ends
             raise closed(f"group '{self.name}'")
         return handle
 

@@ -14,6 +14,7 @@
 #include "daemon/config/config.h"
 #include "daemon/observe/log.h"
 #include "proto/abi/version.h"
+#include "proto/base/standard_output.h"
 
 namespace {
 
@@ -53,11 +54,11 @@ int main(int argc, char** argv) {
   try {
     usage.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return usage.exit(error) == 0 ? 0 : kUsage;
+    return mkernel::finish_output("mkerneld", usage.exit(error) == 0 ? 0 : kUsage);
   }
   if (version) {
     std::printf("mkerneld %s, ABI %u\n", MKERNEL_VERSION, mkernel::abi::kVersion);
-    return 0;
+    return mkernel::finish_output("mkerneld", 0);
   }
   auto config = file.empty() ? mkernel::config::parse("", "") : mkernel::config::load(file);
   if (!config.ok()) {
@@ -66,5 +67,5 @@ int main(int argc, char** argv) {
   }
   if (!check) return serve(std::move(config).value());
   std::fputs(mkernel::config::dump(config.value()).c_str(), stdout);
-  return 0;
+  return mkernel::finish_output("mkerneld", 0);
 }

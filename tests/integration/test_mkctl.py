@@ -16,6 +16,22 @@ from cluster import BIN, PATIENCE, ClusterTest, wait_until
 NOBODY = pwd.getpwnam("nobody")
 
 
+class StandardOutput(unittest.TestCase):
+    """What could not be printed is a failure, and standard error says so."""
+
+    def test_a_full_disk_and_a_closed_descriptor(self):
+        for command in (["mkctl", "--help"], ["mkrun", "--version"], ["mkbench", "--help"], ["mkerneld", "--version"],
+                        ["mkerneld", "--check"]):
+            if not (BIN / command[0]).exists():  # mkbench, without a BLAS
+                continue
+            for shell in ('"$@" >/dev/full', '"$@" >&-'):
+                with self.subTest(command=command, shell=shell):
+                    run = subprocess.run(["sh", "-c", shell, "sh", BIN / command[0], *command[1:]], capture_output=True, text=True,
+                                         timeout=PATIENCE)
+                    self.assertEqual(run.returncode, 1, run.stderr)
+                    self.assertIn(f"{command[0]}: standard output cannot be written", run.stderr)
+
+
 class NoDaemonThere(unittest.TestCase):
     """Exit status 3, within mkctl's two seconds, with what was found at the socket."""
 

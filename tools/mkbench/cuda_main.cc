@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "proto/base/standard_output.h"
 #include "tools/mkbench/gemm_cuda.h"
 #include "tools/mkbench/parse_shape.h"
 #include "tools/mkbench/report.h"
@@ -178,10 +179,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return mkernel::finish_output("mkbench-cuda", app.exit(error) == 0 ? 0 : 2);
   }
   const mkernel::Status outcome = mkernel::bench::run_gemm(a);
-  if (outcome.ok()) return 0;
-  std::cerr << "mkbench-cuda: " << outcome.to_string() << "\n";
-  return 1;
+  if (!outcome.ok()) std::cerr << "mkbench-cuda: " << outcome.to_string() << "\n";
+  return mkernel::finish_output("mkbench-cuda", outcome.ok() ? 0 : 1);
 }

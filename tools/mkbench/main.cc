@@ -1,6 +1,7 @@
 // mkbench: what this machine does. Tables for people, --json for tests/perf/results.
 #include <CLI/CLI.hpp>
 
+#include "proto/base/standard_output.h"
 #include "tools/mkbench/fabric_command.h"
 #include "tools/mkbench/gemm_command.h"
 #include "tools/mkbench/op.h"
@@ -21,7 +22,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return mkernel::finish_output("mkbench", app.exit(error) == 0 ? 0 : 2);
   }
-  return status;
+  return mkernel::finish_output("mkbench", status);
 }

@@ -275,14 +275,14 @@ Status run(OpOptions o) {
   std::uint32_t world = o.world_size.value_or(0), rank = o.rank.value_or(0);
   std::optional<std::uint32_t> local_rank;
   if (!o.world_size || !o.rank) {
-    auto launcher = mkrun::detect_launcher();
+    auto launcher = mkrun::detect_launcher(mkrun::process_environment(), {o.rank, o.world_size});
     if (!launcher.ok()) return launcher.status();
     if (launcher->name.empty()) {
       return {StatusCode::kInvalidArgument,
               "rank and world size: give --rank and --world-size, or RANK and WORLD_SIZE as torchrun does"};
     }
-    world = o.world_size.value_or(launcher->world_size);
-    rank = o.rank.value_or(launcher->rank);
+    world = launcher->world_size;
+    rank = launcher->rank;
     local_rank = launcher->local_rank;
   }
   SessionOptions options{.socket = o.daemon, .name = "mkbench"};

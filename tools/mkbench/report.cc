@@ -12,6 +12,8 @@
 #include <sstream>
 #include <thread>
 
+#include "tools/base/output_file.h"
+
 namespace mkernel::bench {
 namespace {
 
@@ -129,10 +131,9 @@ bool record(const std::string& path, const std::string& what, const nlohmann::js
     }
   }
   file[what] = {{"date", today()}, {"machine", machine()}, {"rows", rows}};
-  std::ofstream out(path);
-  out << file.dump(1) << "\n";
-  if (!out) std::cerr << "mkbench: cannot write " << path << "\n";
-  return static_cast<bool>(out);
+  const Status written = tools::replace_file(path, file.dump(1) + "\n");
+  if (!written.ok()) std::cerr << "mkbench: " << written.text() << "\n";
+  return written.ok();
 }
 
 Status append_rows(const std::string& path, const nlohmann::json& rows) {
@@ -140,9 +141,7 @@ Status append_rows(const std::string& path, const nlohmann::json& rows) {
   if (std::ifstream old(path); old) all = nlohmann::json::parse(old, nullptr, false);
   if (!all.is_array()) return {StatusCode::kInvalidArgument, path + " is not a list of rows"};
   all.insert(all.end(), rows.begin(), rows.end());
-  std::ofstream out(path);
-  out << all.dump(1) << "\n";
-  return out ? Status() : Status(StatusCode::kInternal, "cannot write " + path);
+  return tools::replace_file(path, all.dump(1) + "\n");
 }
 
 }  // namespace mkernel::bench

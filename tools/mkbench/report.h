@@ -38,7 +38,7 @@ bool record(const std::string& path, const std::string& what, const nlohmann::js
 std::string today();
 
 /// Adds `rows` to the list in the JSON file, which is created when missing. Errors: kInvalidArgument when it
-/// holds something else, kInternal when it cannot be written.
+/// holds something else; those of tools::replace_file().
 Status append_rows(const std::string& path, const nlohmann::json& rows);
 
 }  // namespace mkernel::bench

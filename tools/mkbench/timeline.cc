@@ -4,9 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <span>
+
+#include "tools/base/output_file.h"
 
 namespace mkernel::bench {
 namespace {
@@ -91,9 +92,8 @@ Status write_timeline(Group& group, const std::vector<TraceEvent>& mine, const s
     if (!theirs.is_array()) return {StatusCode::kInternal, "a rank's timeline did not come through"};
     all.insert(all.end(), theirs.begin(), theirs.end());
   }
-  std::ofstream out(path);
-  out << nlohmann::json{{"displayTimeUnit", "ns"}, {"traceEvents", all}}.dump() << "\n";
-  return out ? Status() : Status(StatusCode::kInternal, "cannot write " + path);
+  return tools::replace_file(path,
+                             nlohmann::json{{"displayTimeUnit", "ns"}, {"traceEvents", all}}.dump() + "\n");
 }
 
 }  // namespace mkernel::bench

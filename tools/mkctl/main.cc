@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "proto/base/standard_output.h"
 #include "tools/mkctl/brief.h"
 #include "tools/mkctl/connection.h"
 #include "tools/mkctl/doctor/gather.h"
@@ -134,7 +135,7 @@ Exit run(const std::string& name, const Command& command, const Options& o) {
     }
   }
   Exit last = show(name, command, connection, o, before, seconds);
-  while (o.watch > 0 && last != kNotReachable) {
+  while (o.watch > 0 && last != kNotReachable && std::cout) {
     std::this_thread::sleep_for(std::chrono::duration<double>(o.watch));
     if (o.output != "json") std::cout << "\n";
     last = show(name, command, connection, o, before, o.watch);
@@ -194,11 +195,7 @@ void add_link_options(CLI::App& link, Options& o) {
       ->excludes(down);
 }
 
-}  // namespace
-}  // namespace mkernel::mkctl
-
-int main(int argc, char** argv) {
-  using namespace mkernel::mkctl;
+int main_of(int argc, char** argv) {
   CLI::App app(
       "mkctl: looks inside a running mkerneld.\n"
       "Exit status: 0 ok, 1 unhealthy or refused, 2 usage, 3 daemon not reachable.");
@@ -237,4 +234,11 @@ int main(int argc, char** argv) {
   }
   const std::string name = app.get_subcommands().front()->get_name();
   return name == "doctor" ? examine(o) : run(name, all.at(name), o);
+}
+
+}  // namespace
+}  // namespace mkernel::mkctl
+
+int main(int argc, char** argv) {
+  return mkernel::finish_output("mkctl", mkernel::mkctl::main_of(argc, argv));
 }

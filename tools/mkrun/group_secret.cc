@@ -52,7 +52,8 @@ Result<GroupSecret> parse_secret(const std::string& text, const std::string& sou
 Result<GroupSecret> read_secret(const std::string& file, const Environment& environment) {
   if (file.empty()) {
     const char* const given = environment(kSecretVariable);
-    return given == nullptr ? Result<GroupSecret>(GroupSecret{}) : parse_secret(given, kSecretVariable);
+    return given == nullptr || *given == '\0' ? Result<GroupSecret>(GroupSecret{})
+                                              : parse_secret(given, kSecretVariable);
   }
   std::ifstream stream(file);
   const std::string text{std::istreambuf_iterator<char>(stream), {}};

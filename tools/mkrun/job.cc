@@ -13,21 +13,50 @@ void Job::make_out(std::vector<std::int64_t> shape) {
   out_.resize(static_cast<std::size_t>(elements));
 }
 
-Status Job::save(const Options& options) {
+Status Job::save(const Options& options, Outputs& outputs) {
   for (ExecutorArray* result : results_) MK_RETURN_IF_ERROR(result->fetch());
-  return save_values(options.out, out_shape_, out_, options.dtype);
+  return outputs.write("--out", out_shape_, out_, options.dtype);
 }
 
-Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine) {
+namespace {
+
+template <class Value>
+Result<std::vector<Value>> gather_values(Group& group, const Value& mine) {
   const auto all = group.exchange(std::as_bytes(std::span(&mine, 1)));
   if (!all.ok()) return all.status();
-  std::vector<std::int64_t> values;
+  std::vector<Value> values;
   for (const auto& bytes : all.value()) {
     if (bytes.size() != sizeof(mine))
       return Status(StatusCode::kInternal, "another program takes part in the group");
     std::memcpy(&values.emplace_back(), bytes.data(), sizeof(mine));
   }
   return values;
+}
+
+}  // namespace
+
+Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine) {
+  return gather_values(group, mine);
+}
+
+Status check_outputs(Group& group, const Outputs& outputs) {
+  const auto claims = gather_values(group, outputs.claims());
+  if (!claims.ok()) return claims.status();
+  std::int64_t other = -1;
+  for (std::size_t rank = 0; rank < claims->size() && other < 0; ++rank) {
+    if (rank != group.rank() && !outputs.shared_with(claims.value()[rank]).empty())
+      other = static_cast<std::int64_t>(rank);
+  }
+  // Only the ranks concerned see it; all have to stop.
+  const auto others = gather(group, other);
+  if (!others.ok()) return others.status();
+  for (std::size_t rank = 0; rank < others->size(); ++rank) {
+    if (others.value()[rank] < 0) continue;
+    return {StatusCode::kInvalidArgument, "ranks " + std::to_string(rank) + " and " +
+                                              std::to_string(others.value()[rank]) +
+                                              " write one file: {rank} in its name tells them apart"};
+  }
+  return {};
 }
 
 Result<std::int64_t> total_of(

@@ -12,6 +12,7 @@
 #include "tools/mkrun/executor_array.h"
 #include "tools/mkrun/operand.h"
 #include "tools/mkrun/options.h"
+#include "tools/mkrun/outputs.h"
 
 namespace mkernel::mkrun {
 
@@ -25,8 +26,8 @@ class Job {
   virtual Status plan(Group& group, const Options& options) = 0;
   virtual Result<Pending> launch(const ExecutorOptions& options) = 0;
   virtual const Planned& operation() const = 0;
-  /// Writes what the last launch has left.
-  virtual Status save(const Options& options);
+  /// Writes what the last launch has left, for outputs.publish().
+  virtual Status save(const Options& options, Outputs& outputs);
 
  protected:
   void make_out(std::vector<std::int64_t> shape);
@@ -62,6 +63,10 @@ std::unique_ptr<Job> make_backward_job();
 
 /// **Collective**: what every rank says, by rank.
 Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
+
+/// **Collective**: no two ranks write one file. Errors: kInvalidArgument, which names both ranks, on every
+/// rank.
+Status check_outputs(Group& group, const Outputs& outputs);
 
 /// The total of `parts`, checked against what `wanted(rank, total)` says is each rank's share. `given` (0 =
 /// none) is what the flag `--<name>` says the total is. Errors name the rank, its part and the wanted one;

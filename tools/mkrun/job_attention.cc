@@ -74,12 +74,12 @@ class AttentionJob : public Job {
   }
   const Planned& operation() const override { return *operation_; }
 
-  Status save(const Options& options) override {
-    MK_RETURN_IF_ERROR(Job::save(options));
+  Status save(const Options& options, Outputs& outputs) override {
+    MK_RETURN_IF_ERROR(Job::save(options, outputs));
     if (options.lse.empty()) return {};
     std::vector<std::int64_t> shape{shape_.heads, q_positions()};
     if (!packed_) shape.insert(shape.begin(), shape_.batch);
-    return write_npy(options.lse, shape, lse_).with_context("--lse");
+    return outputs.write("--lse", shape, lse_);
   }
 
  private:

@@ -78,12 +78,11 @@ class BackwardJob : public Job {
   }
   const Planned& operation() const override { return *operation_; }
 
-  Status save(const Options& options) override {
-    MK_RETURN_IF_ERROR(Job::save(options));
+  Status save(const Options& options, Outputs& outputs) override {
+    MK_RETURN_IF_ERROR(Job::save(options, outputs));
     for (const auto& [flag, path, gradient] :
          {std::tuple{"--d-k", &options.d_k, &d_k_}, {"--d-v", &options.d_v, &d_v_}}) {
-      if (!path->empty())
-        MK_RETURN_IF_ERROR(save_values(*path, k_.shape, *gradient, options.dtype).with_context(flag));
+      if (!path->empty()) MK_RETURN_IF_ERROR(outputs.write(flag, k_.shape, *gradient, options.dtype));
     }
     return {};
   }

@@ -1,8 +1,13 @@
 #include "tools/mkrun/launcher_env.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string_view>
+
+#include "proto/abi/version.h"
 
 namespace mkernel::mkrun {
 namespace {
@@ -24,18 +29,27 @@ constexpr Names kLaunchers[] = {
     {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"},
 };
 
-Status read_number(const Environment& environment, const char* name, std::uint32_t& value) {
-  const std::string_view text = environment(name);
+/// The value of a variable; null also when it is empty.
+const char* value_of(const Environment& environment, const char* name) {
+  const char* const value = environment(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// `given`, or else the number that the variable holds.
+Status read_number(const Environment& environment, const char* name,
+                   const std::optional<std::uint32_t>& given, std::uint32_t& value) {
+  if (given) return value = *given, Status();
+  const std::string_view text = value_of(environment, name);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && !text.empty()) return {};
   return {StatusCode::kInvalidArgument, std::string(name) + "='" + std::string(text) + "' is not a number"};
 }
 
 std::string job_of(const Environment& environment, const Names& names) {
-  const char* job = environment(names.job);
+  const char* job = value_of(environment, names.job);
   // torchrun's default id is "none": every such job on a cluster would share it.
-  if (job == nullptr || *job == '\0' || std::string_view(job) == "none") return "";
-  const char* step = names.step != nullptr ? environment(names.step) : nullptr;
+  if (job == nullptr || std::string_view(job) == "none") return "";
+  const char* step = names.step != nullptr ? value_of(environment, names.step) : nullptr;
   return std::string(job) + (step != nullptr ? std::string(".") + step : "");
 }
 
@@ -45,15 +59,16 @@ Environment process_environment() {
   return [](const char* name) -> const char* { return std::getenv(name); };
 }
 
-Result<Launcher> detect_launcher(const Environment& environment) {
+Result<Launcher> detect_launcher(const Environment& environment, const GivenRank& given) {
+  const auto is_set = [&](const char* name) { return value_of(environment, name) != nullptr; };
   for (const Names& names : kLaunchers) {
-    if (environment(names.rank) == nullptr || environment(names.world_size) == nullptr) continue;
+    if (!is_set(names.rank) || !is_set(names.world_size)) continue;
     Launcher launcher;
     launcher.name = names.launcher;
-    MK_RETURN_IF_ERROR(read_number(environment, names.rank, launcher.rank));
-    MK_RETURN_IF_ERROR(read_number(environment, names.world_size, launcher.world_size));
-    if (environment(names.local_rank) != nullptr) {
-      MK_RETURN_IF_ERROR(read_number(environment, names.local_rank, launcher.local_rank.emplace()));
+    MK_RETURN_IF_ERROR(read_number(environment, names.rank, given.rank, launcher.rank));
+    MK_RETURN_IF_ERROR(read_number(environment, names.world_size, given.world_size, launcher.world_size));
+    if (is_set(names.local_rank)) {
+      MK_RETURN_IF_ERROR(read_number(environment, names.local_rank, {}, launcher.local_rank.emplace()));
     }
     launcher.job = job_of(environment, names);
     return launcher;
@@ -61,8 +76,18 @@ Result<Launcher> detect_launcher(const Environment& environment) {
   return Launcher{};
 }
 
-Result<Launcher> detect_launcher() {
-  return detect_launcher(process_environment());
+std::string group_name_of(const std::string& op, const std::string& job) {
+  constexpr std::size_t kKept = 40;  // with a hyphen and the hash it stays below the limit
+  std::string name = op + "-" + job;
+  const auto printable = [](char c) { return c > 0x20 && c < 0x7f; };
+  if (name.size() < abi::kNameBytes && std::all_of(name.begin(), name.end(), printable)) return name;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: the same on every machine, as std::hash need not be
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  name.resize(std::min(name.size(), kKept));
+  std::replace_if(name.begin(), name.end(), std::not_fn(printable), '_');
+  char digits[20];
+  std::snprintf(digits, sizeof(digits), "-%016llx", static_cast<unsigned long long>(hash));
+  return name + digits;
 }
 
 }  // namespace mkernel::mkrun

@@ -24,12 +24,19 @@ using Environment = std::function<const char*(const char* name)>;
 /// That of this process.
 Environment process_environment();
 
-/// The first launcher whose rank and size are both set: torchrun, Open MPI, PMI, srun (last, because its
-/// variables are also there for other launchers inside an allocation). Error: kInvalidArgument naming the
-/// variable and its value.
-Result<Launcher> detect_launcher(const Environment& environment);
+/// What the command line says. It wins: the environment is not asked for it.
+struct GivenRank {
+  std::optional<std::uint32_t> rank, world_size;
+};
 
-/// The same from the environment of this process.
-Result<Launcher> detect_launcher();
+/// The first launcher whose rank and size are both set: torchrun, Open MPI, PMI, srun (last, because its
+/// variables are also there for other launchers inside an allocation). An empty variable is one that is not
+/// set. Error: kInvalidArgument naming the variable and its value.
+Result<Launcher> detect_launcher(const Environment& environment, const GivenRank& given = {});
+
+/// The name of a group that has none: of the operation and the launcher's job. A name that is too long or has
+/// characters that no group may have is cut, and a hash of all of it tells it apart; every rank makes the
+/// same.
+std::string group_name_of(const std::string& op, const std::string& job);
 
 }  // namespace mkernel::mkrun

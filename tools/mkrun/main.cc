@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mkernel/client.h"
+#include "proto/base/standard_output.h"
 #include "tools/mkrun/group_secret.h"
 #include "tools/mkrun/job.h"
 #include "tools/mkrun/launcher_env.h"
@@ -44,12 +45,14 @@ torchrun, mpirun or srun; the group name from --group or else from the launcher'
 Where the ranks of different nodes run under different uids, they share a secret: 64 hexadecimal digits (openssl rand
 -hex 32) in --secret-file or in MKERNEL_GROUP_SECRET.
 
-Exit codes: 0 done; 1 the group or the operation failed; 2 usage, or a file that is missing, malformed or of the wrong
-shape; 3 the daemon is not reachable.)";
+A result replaces an earlier file of its name when it is whole.
+
+Exit codes: 0 done; 1 the group or the operation failed, or a result could not be written; 2 usage, or a file that is
+missing, malformed, of the wrong shape or cannot be opened; 3 the daemon is not reachable.)";
 
 struct Flags {
   Options options;
-  std::optional<std::uint32_t> rank, world_size;
+  GivenRank given;
   double deadline = 30, join_timeout = 60;
 };
 
@@ -90,8 +93,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option(
       "--secret-file", o.secret_file,
       "file with 64 hexadecimal digits that only this job knows; absent: $MKERNEL_GROUP_SECRET, or none");
-  app.add_option("--world-size", flags.world_size, "number of ranks");
-  app.add_option("--rank", flags.rank, "this rank, from 0");
+  app.add_option("--world-size", flags.given.world_size, "number of ranks");
+  app.add_option("--rank", flags.given.rank, "this rank, from 0");
   app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
   app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU")
       ->transform(CLI::CheckedTransformer(
@@ -181,17 +184,18 @@ Status check_operation(const Options& o) {
 Status complete(Flags& flags, const Launcher& launcher) {
   Options& o = flags.options;
   const std::string hint = launcher.name.empty() ? ", and no launcher (torchrun, mpirun, srun) tells it" : "";
-  if (!flags.rank && launcher.name.empty()) return {StatusCode::kInvalidArgument, "--rank is missing" + hint};
-  if (!flags.world_size && launcher.name.empty()) {
+  if (!flags.given.rank && launcher.name.empty())
+    return {StatusCode::kInvalidArgument, "--rank is missing" + hint};
+  if (!flags.given.world_size && launcher.name.empty()) {
     return {StatusCode::kInvalidArgument, "--world-size is missing" + hint};
   }
-  o.rank = flags.rank.value_or(launcher.rank);
-  o.world_size = flags.world_size.value_or(launcher.world_size);
+  o.rank = flags.given.rank.value_or(launcher.rank);
+  o.world_size = flags.given.world_size.value_or(launcher.world_size);
   if (o.rank >= o.world_size) {
     return {StatusCode::kInvalidArgument,
             "rank " + std::to_string(o.rank) + " is not below world size " + std::to_string(o.world_size)};
   }
-  if (o.group.empty() && !launcher.job.empty()) o.group = o.op + "-" + launcher.job;
+  if (o.group.empty() && !launcher.job.empty()) o.group = group_name_of(o.op, launcher.job);
   if (o.group.empty()) {
     return {StatusCode::kInvalidArgument,
             "--group is missing, and no launcher tells a job id to name it after"};
@@ -218,7 +222,8 @@ std::unique_ptr<Job> make_job(const std::string& op) {
 }
 
 /// Launches, times, writes the result.
-Status run(Group& group, Job& job, const Options& options) {
+Status run(Group& group, Job& job, const Options& options, Outputs& outputs) {
+  MK_RETURN_IF_ERROR(check_outputs(group, outputs));
   MK_RETURN_IF_ERROR(job.plan(group, options));
   std::vector<double> milliseconds;
   for (int i = 0; i < options.iterations; ++i) {
@@ -230,7 +235,8 @@ Status run(Group& group, Job& job, const Options& options) {
     milliseconds.push_back(
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }
-  MK_RETURN_IF_ERROR(job.save(options));
+  MK_RETURN_IF_ERROR(job.save(options, outputs));
+  MK_RETURN_IF_ERROR(outputs.publish());
   const auto middle = milliseconds.begin() + static_cast<std::ptrdiff_t>(milliseconds.size() / 2);
   std::nth_element(milliseconds.begin(), middle, milliseconds.end());
   std::printf("rank %u of %u: %s: %.3f ms, %llu bytes to other nodes, wrote %s\n", options.rank,
@@ -250,6 +256,8 @@ int run_rank(const Options& options) {
   if (const Status loaded = job->load(options); !loaded.ok()) return report(kUsage, loaded, options);
   const auto secret = read_secret(options.secret_file);
   if (!secret.ok()) return report(kUsage, secret.status(), options);
+  auto outputs = Outputs::open(options);
+  if (!outputs.ok()) return report(kUsage, outputs.status(), options);
   auto session = Session::connect({.socket = options.daemon,
                                    .name = "mkrun " + options.op,
                                    .device = options.device.value_or(SessionOptions{}.device)});
@@ -265,7 +273,7 @@ int run_rank(const Options& options) {
                               .timeout = options.join_timeout,
                               .secret = secret.value()});
   if (!group.ok()) return report(kFailed, group.status(), options);
-  const Status status = run(*group, *job, options);
+  const Status status = run(*group, *job, options, *outputs);
   return status.ok() ? kDone : report(kFailed, status, options);
 }
 
@@ -281,7 +289,7 @@ int main_of(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kUsage;
   }
-  const auto launcher = detect_launcher();
+  const auto launcher = detect_launcher(process_environment(), flags.given);
   const Status completed = launcher.ok() ? complete(flags, launcher.value()) : launcher.status();
   if (!completed.ok()) return report(kUsage, completed, flags.options);
   return run_rank(flags.options);
@@ -291,5 +299,5 @@ int main_of(int argc, char** argv) {
 }  // namespace mkernel::mkrun
 
 int main(int argc, char** argv) {
-  return mkernel::mkrun::main_of(argc, argv);
+  return mkernel::finish_output("mkrun", mkernel::mkrun::main_of(argc, argv));
 }

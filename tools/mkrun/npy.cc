@@ -247,7 +247,7 @@ Result<Array> read_npy(const std::string& path) {
   return array;
 }
 
-Status write_npy(const std::string& path, std::span<const std::int64_t> shape,
+Status write_npy(tools::OutputFile& file, std::span<const std::int64_t> shape,
                  std::span<const float> values) {
   std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': " + shape_text(shape) + ", }";
   header.append((64 - (kMagic.size() + 4 + header.size() + 1) % 64) % 64, ' ')
@@ -255,15 +255,8 @@ Status write_npy(const std::string& path, std::span<const std::int64_t> shape,
   std::string start(kMagic);
   start += {'\x01', '\x00', static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
   start += header;
-  File file(std::fopen(path.c_str(), "wb"));
-  if (file == nullptr) return {StatusCode::kPermissionDenied, path + ": " + std::strerror(errno)};
-  const bool written = std::fwrite(start.data(), 1, start.size(), file.get()) == start.size() &&
-                       (values.empty() || std::fwrite(values.data(), sizeof(float), values.size(),
-                                                      file.get()) == values.size());
-  if (!written || std::fclose(file.release()) != 0) {
-    return {StatusCode::kResourceExhausted, path + ": " + std::strerror(errno)};
-  }
-  return {};
+  MK_RETURN_IF_ERROR(file.write(start));
+  return file.write(std::as_bytes(values));
 }
 
 }  // namespace mkernel::mkrun

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/abi/status.h"
+#include "tools/base/output_file.h"
 
 namespace mkernel::mkrun {
 
@@ -30,7 +31,8 @@ std::string shape_text(std::span<const std::int64_t> shape);
 /// is wrong.
 Result<Array> read_npy(const std::string& path);
 
-/// Writes float32 in C order; replaces the file. `values` holds the product of `shape`.
-Status write_npy(const std::string& path, std::span<const std::int64_t> shape, std::span<const float> values);
+/// Appends an array of float32 in C order to `file`. `values` holds the product of `shape`. Errors: those of
+/// OutputFile::write().
+Status write_npy(tools::OutputFile& file, std::span<const std::int64_t> shape, std::span<const float> values);
 
 }  // namespace mkernel::mkrun

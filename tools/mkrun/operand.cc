@@ -105,11 +105,4 @@ Result<Operand> load_indices(const std::string& flag, const std::string& path,
   return operand;
 }
 
-Status save_values(const std::string& path, const std::vector<std::int64_t>& shape,
-                   const std::vector<std::uint16_t>& values, DataType dtype) {
-  std::vector<float> floats(values.size());
-  kernels::widen(dtype, values.data(), floats.data(), floats.size());
-  return write_npy(path, shape, floats).with_context("--out");
-}
-
 }  // namespace mkernel::mkrun

@@ -34,8 +34,4 @@ Result<Operand> load_floats(const std::string& flag, const std::string& path,
 Result<Operand> load_indices(const std::string& flag, const std::string& path,
                              const std::vector<Extent>& wanted);
 
-/// Writes `values` of `dtype` as float32.
-Status save_values(const std::string& path, const std::vector<std::int64_t>& shape,
-                   const std::vector<std::uint16_t>& values, DataType dtype);
-
 }  // namespace mkernel::mkrun

@@ -41,6 +41,9 @@ TEST_CASE("a secret is read from the file, else from the environment, else there
   const auto none = read_secret("", with(nullptr));
   REQUIRE(none.ok());
   CHECK(none.value() == GroupSecret{});
+  const auto empty = read_secret("", with(""));  // as every variable: one that is not set
+  REQUIRE(empty.ok());
+  CHECK(empty.value() == GroupSecret{});
 
   const auto variable = read_secret("", with(kDigits.c_str()));
   REQUIRE(variable.ok());
@@ -67,7 +70,7 @@ TEST_CASE("what is no secret is refused by source and length, without a word of 
   odd[5] = 'x';
   CHECK(refusal(odd).find("at position 5 is no digit") != std::string::npos);
   CHECK(refusal(std::string(64, '0')).find("a secret of zeros") != std::string::npos);
-  CHECK(refusal("").find("there are 0 characters") != std::string::npos);
+  CHECK(refusal(" ").find("there are 0 characters") != std::string::npos);
 }
 
 TEST_CASE("a secret's file that is missing, or that others may read, is refused by name") {

@@ -7,11 +7,12 @@
 namespace mkernel::mkrun {
 namespace {
 
-Result<Launcher> detect(const std::map<std::string, std::string>& variables) {
-  return detect_launcher([&](const char* name) {
+Result<Launcher> detect(const std::map<std::string, std::string>& variables, const GivenRank& given = {}) {
+  const auto environment = [&](const char* name) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
-  });
+  };
+  return detect_launcher(environment, given);
 }
 
 Launcher found(const std::map<std::string, std::string>& variables) {
@@ -67,10 +68,41 @@ TEST_CASE("inside an allocation the inner launcher wins over srun's variables") 
 }
 
 TEST_CASE("a value that is no number is refused by name and value") {
-  for (const char* value : {"", "x", "-1", "1 ", "99999999999"}) {
+  for (const char* value : {"x", "-1", "1 ", "99999999999"}) {
     const auto launcher = detect({{"RANK", value}, {"WORLD_SIZE", "2"}});
     REQUIRE_FALSE(launcher.ok());
     CHECK(launcher.status().text() == "RANK='" + std::string(value) + "' is not a number");
+  }
+}
+
+TEST_CASE("an empty variable is one that is not set") {
+  CHECK(found({{"RANK", ""}, {"WORLD_SIZE", "2"}}).name.empty());
+  CHECK(found({{"RANK", ""}, {"WORLD_SIZE", ""}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}).name ==
+        "srun");
+  const Launcher launcher =
+      found({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", ""}, {"TORCHELASTIC_RUN_ID", ""}});
+  CHECK_FALSE(launcher.local_rank.has_value());
+  CHECK(launcher.job.empty());
+}
+
+TEST_CASE("what the command line says is not read from the environment") {
+  const auto launcher = detect({{"RANK", "x"}, {"WORLD_SIZE", "4"}}, {.rank = 3});
+  REQUIRE_MESSAGE(launcher.ok(), launcher.status().to_string());
+  CHECK(launcher.value().rank == 3);
+  CHECK(launcher.value().world_size == 4);
+  CHECK_FALSE(detect({{"RANK", "x"}, {"WORLD_SIZE", "4"}}, {.world_size = 3}).ok());
+}
+
+TEST_CASE("a name made of operation and job fits, and tells jobs apart") {
+  CHECK(group_name_of("ag_gemm", "77.2") == "ag_gemm-77.2");
+  const std::string long_job(300, 'x'), odd_job = "tra\xc3\xadn 7";
+  for (const std::string& job : {long_job, odd_job}) {
+    const std::string name = group_name_of("ag_gemm", job);
+    CHECK(name.size() < 64);
+    CHECK(name.rfind("ag_gemm-", 0) == 0);
+    for (const char c : name) CHECK((c > 0x20 && c < 0x7f));
+    CHECK(name == group_name_of("ag_gemm", job));
+    CHECK(name != group_name_of("ag_gemm", job + "y"));
   }
 }
 

@@ -21,7 +21,6 @@ namespace mkernel::test {
 namespace {
 
 using mkrun::read_npy;
-using mkrun::write_npy;
 
 constexpr std::int64_t kWorld = 4;
 
@@ -48,7 +47,10 @@ class MkrunTest {
     std::mt19937 random(seed);
     // Eighths up to 1: exact in both data types, so only the result is rounded.
     for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 17) - 8) / 8;
-    CHECK(write_npy(path(name), shape, values).ok());
+    auto file = tools::OutputFile::open(path(name));
+    REQUIRE(file.ok());
+    CHECK(mkrun::write_npy(*file, shape, values).ok());
+    CHECK(file->publish().ok());
     return values;
   }
 
@@ -144,6 +146,33 @@ TEST_CASE_FIXTURE(MkrunTest, "gemm_rs and ag_gemm on files, two nodes of two ran
   }
 }
 
+TEST_CASE_FIXTURE(MkrunTest, "a result that cannot be whole leaves the earlier file, and no other") {
+  FakeDaemon daemon({.nodes = {"a", "a", "b", "b"}, .log2_slots = 8});
+  store("a.npy", {4, 5}, 1);
+  store("b.npy", {5, 6}, 2);
+  std::filesystem::copy(path("b.npy"), path("c.npy"));
+  const auto launch = [&](const std::string& out) {
+    return run_ranks(
+        {"gemm_ar", "--daemon", daemon.socket(), "--a", path("a.npy"), "--b", path("b.npy"), "--out", out});
+  };
+  for (const Ended& rank : launch(path("c.npy"))) {
+    CHECK(rank.code == 1);
+    CHECK_MESSAGE(rank.text.find("ranks 0 and 1 write one file") != std::string::npos, rank.text);
+  }
+  const auto kept = read_npy(path("c.npy"));
+  REQUIRE(kept.ok());
+  CHECK(kept->shape == std::vector<std::int64_t>{5, 6});
+  // A device is no file that ranks could spoil for each other; this one is always full.
+  for (const Ended& rank : launch("/dev/full")) {
+    CHECK(rank.code == 1);
+    CHECK_MESSAGE(rank.text.find("--out: /dev/full cannot be written: No space left") != std::string::npos,
+                  rank.text);
+  }
+  for (const Ended& rank : launch(path("{rank}.npy"))) CHECK_MESSAGE(rank.code == 0, rank.text);
+  for (const auto& entry : std::filesystem::directory_iterator(path("")))
+    CHECK_MESSAGE(entry.path().extension() != ".part", entry.path().string());
+}
+
 TEST_CASE_FIXTURE(MkrunTest, "mistakes end with the right code and say what is wrong") {
   store("a.npy", {4, 5}, 1);
   store("b.npy", {6, 7}, 2);
@@ -170,6 +199,12 @@ TEST_CASE_FIXTURE(MkrunTest, "mistakes end with the right code and say what is w
   check({"gemm_ar", "--a", path("a.npy"), "--b", path("a.npy"), "--b-layout", "column", "--daemon",
          "/nonexistent"},
         true, 3, "is mkerneld running");
+  check({"gemm_ar", "--a", path("a.npy"), "--b", path("a.npy"), "--b-layout", "column", "--world-size", "1",
+         "--rank", "0", "--group", "g", "--out", path("none/c.npy")},
+        false, 2, "--out: " + path("none/c.npy") + ": No such file");
+  check({"gemm_ar", "--a", path("a.npy"), "--b", path("a.npy"), "--b-layout", "column", "--world-size", "1",
+         "--rank", "0", "--group", "g", "--out", path("a.npy")},
+        false, 2, "would overwrite --a " + path("a.npy"));
 }
 
 }  // namespace

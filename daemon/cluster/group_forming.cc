@@ -9,7 +9,7 @@
 namespace mkernel::cluster {
 namespace {
 
-/// Waiting members of a name as rank -> member; of one rank the first.
+/// Waiting members of a group as rank -> member; of one rank the first.
 using ByRank = std::map<std::uint32_t, const Member*>;
 
 std::string list(const std::vector<std::string>& items) {
@@ -62,7 +62,7 @@ void GroupForming::join(const session::JoinRequest& request, session::GroupCoord
 }
 
 std::optional<Status> GroupForming::refuse_join(const Member& newcomer) const {
-  for (const MemberId& id : table_.named(newcomer.group)) {
+  for (const MemberId& id : table_.members_of(newcomer.group)) {
     if (auto refusal = conflict(table_.member(id), newcomer)) return refusal;
   }
   return std::nullopt;
@@ -86,14 +86,14 @@ void GroupForming::confirm(LocalRank& local) {
   message.mutable_member_confirmed()->set_session(local.key().session);
   message.mutable_member_confirmed()->set_handle(local.key().handle);
   table_.broadcast(message);
-  try_form(local.request.name);
+  try_form(local.group);
 }
 
 // ---- form
 
-void GroupForming::try_form(const std::string& name) {
+void GroupForming::try_form(const GroupId& group) {
   ByRank ranks;
-  for (const MemberId& id : table_.named(name)) {
+  for (const MemberId& id : table_.members_of(group)) {
     const Member& member = table_.member(id);
     if (member.waiting() && member.confirmed) ranks.emplace(member.rank, &member);
   }
@@ -110,7 +110,7 @@ void GroupForming::try_form(const std::string& name) {
     ids.push_back(member->id);
     members.push_back(*member);
   }
-  if (const Status foreign = check_owner(members); !foreign.ok()) return refuse_formation(ids, foreign);
+  if (const Status wrong = check_users(members); !wrong.ok()) return refuse_formation(ids, wrong);
   if (const Status unequal = check_balance(members); !unequal.ok()) return refuse_formation(ids, unequal);
   form(ids, std::move(members));
 }
@@ -183,7 +183,7 @@ void GroupForming::join_timed_out(const dataplane::GroupKey& key) {
 Status GroupForming::missing_ranks(const LocalRank& local) const {
   ByRank present;
   std::set<std::uint32_t> unconfirmed;
-  for (const MemberId& id : table_.named(local.request.name)) {
+  for (const MemberId& id : table_.members_of(local.group)) {
     const Member& member = table_.member(id);
     if (!member.waiting()) continue;
     present.emplace(member.rank, &member);
@@ -202,6 +202,12 @@ Status GroupForming::missing_ranks(const LocalRank& local) const {
   if (!missing.empty())
     text = name_ranks(missing) + " of " + std::to_string(local.request.world_size) + " missing; ";
   text += name_present(present);
+  if (local.others_waited) {
+    // Another user's group that happens to have this name, or, more often, a secret or uid that differs.
+    text +=
+        "; ranks of another owner waited under the same name: ranks of one group have one join secret, or "
+        "one uid";
+  }
   if (!gone.empty()) text += "; came and went: " + name_ranks(gone);
   if (!unconfirmed.empty()) text += "; not yet accepted by every node: " + name_ranks(unconfirmed);
   std::vector<std::string> silent;

@@ -23,8 +23,8 @@ class GroupForming {
   void join(const session::JoinRequest& request, session::GroupCoordinator::Formed formed);
   /// Confirms the rank of this node when no peer is left whose answer it waits for.
   void confirm(LocalRank& local);
-  /// Forms the group of this name when it has a confirmed member for every rank.
-  void try_form(const std::string& name);
+  /// Forms the group when it has a confirmed member for every rank.
+  void try_form(const GroupId& group);
   /// Takes the waiting rank of this node back, everywhere; its join fails with `why`.
   void withdraw(LocalRank& local, const Status& why);
 

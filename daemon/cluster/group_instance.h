@@ -28,7 +28,7 @@ class GroupInstance {
   GroupInstance(std::uint64_t id, std::vector<Member> members);
 
   std::uint64_t id() const { return id_; }
-  const std::string& name() const { return members_.front().group; }
+  const std::string& name() const { return members_.front().group.name; }
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
   const std::vector<Member>& members() const { return members_; }
   const Member& member(std::uint32_t rank) const { return members_[rank]; }

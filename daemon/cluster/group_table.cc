@@ -30,10 +30,19 @@ std::optional<PeerInfo> GroupTable::take_peer(transport::PeerId id) {
 
 // ---- members
 
-const std::set<MemberId>& GroupTable::named(const std::string& group) const {
-  static const std::set<MemberId> nobody;
-  const auto name = names_.find(group);
-  return name == names_.end() ? nobody : name->second;
+const std::set<MemberId>& GroupTable::members_of(const GroupId& group) const {
+  static const std::set<MemberId> none;
+  const auto found = groups_.find(group);
+  return found == groups_.end() ? none : found->second;
+}
+
+bool GroupTable::others_wait(const GroupId& group) const {
+  const auto waits = [this](const MemberId& id) { return members_.at(id).waiting(); };
+  for (auto at = groups_.lower_bound({group.name, ""}); at != groups_.end() && at->first.name == group.name;
+       ++at) {
+    if (at->first != group && std::any_of(at->second.begin(), at->second.end(), waits)) return true;
+  }
+  return false;
 }
 
 Member* GroupTable::find_member(const MemberId& id) {
@@ -43,9 +52,14 @@ Member* GroupTable::find_member(const MemberId& id) {
 
 void GroupTable::add_member(const Member& member) {
   members_[member.id] = member;
-  names_[member.group].insert(member.id);
+  groups_[member.group].insert(member.id);
   for (const auto& [key, local] : locals_) {
-    if (local->request.name == member.group) local->gave_up.erase(member.rank);
+    if (local->group.name != member.group.name) continue;
+    if (local->group == member.group) {
+      local->gave_up.erase(member.rank);
+    } else if (member.waiting()) {
+      local->others_waited = true;
+    }
   }
 }
 
@@ -53,12 +67,11 @@ void GroupTable::erase_member(const MemberId& id) {
   const auto member = members_.find(id);
   if (member == members_.end()) return;
   for (const auto& [key, local] : locals_) {
-    if (local->waiting() && local->request.name == member->second.group)
-      local->gave_up.insert(member->second.rank);
+    if (local->waiting() && local->group == member->second.group) local->gave_up.insert(member->second.rank);
   }
-  const auto name = names_.find(member->second.group);
-  name->second.erase(id);
-  if (name->second.empty()) names_.erase(name);
+  const auto group = groups_.find(member->second.group);
+  group->second.erase(id);
+  if (group->second.empty()) groups_.erase(group);
   members_.erase(member);
 }
 
@@ -68,6 +81,8 @@ LocalRank& GroupTable::add_local(const session::JoinRequest& request,
                                  session::GroupCoordinator::Formed formed) {
   const auto local = std::make_shared<LocalRank>();
   local->request = request;
+  local->group = group_id(request.name, request.uid, request.secret_hash);
+  local->others_waited = others_wait(local->group);
   local->formed = std::move(formed);
   locals_[request.key] = local;
   return *local;

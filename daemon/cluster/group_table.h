@@ -45,8 +45,10 @@ class GroupTable {
 
   // Ranks that wait or are in a group, here and on peers. This node's come first.
   const std::map<MemberId, Member>& members() const { return members_; }
-  /// The members of one group name.
-  const std::set<MemberId>& named(const std::string& group) const;
+  /// The members of one group.
+  const std::set<MemberId>& members_of(const GroupId& group) const;
+  /// Ranks wait under the name of this group that belong to another owner.
+  bool others_wait(const GroupId& group) const;
   Member& member(const MemberId& id) { return members_.at(id); }
   Member* find_member(const MemberId& id);
   void add_member(const Member& member);
@@ -89,7 +91,7 @@ class GroupTable {
 
   std::map<transport::PeerId, PeerInfo> peers_;
   std::map<MemberId, Member> members_;
-  std::map<std::string, std::set<MemberId>> names_;
+  std::map<GroupId, std::set<MemberId>> groups_;
   std::map<dataplane::GroupKey, std::shared_ptr<LocalRank>> locals_;
   std::map<std::uint64_t, GroupInstance> instances_;
   std::deque<std::uint64_t> ended_;

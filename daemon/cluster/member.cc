@@ -3,6 +3,7 @@
 #include <map>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "daemon/base/printable.h"
 
@@ -51,7 +52,22 @@ class Hash {
   std::uint64_t state_ = 0xcbf29ce484222325ULL;
 };
 
+/// The two share a join secret and a node, and belong to different users: memory of one node is one user's.
+std::optional<Status> other_user(const Member& holder, const Member& newcomer) {
+  const bool same_node = holder.node == newcomer.node && holder.boot_id == newcomer.boot_id;
+  if (!same_node || holder.uid == newcomer.uid) return std::nullopt;
+  return Status(StatusCode::kPermissionDenied,
+                "group \"" + newcomer.group.name + "\": rank " + number(newcomer.rank) + " belongs to user " +
+                    number(newcomer.uid) + " and rank " + number(holder.rank) + " to user " +
+                    number(holder.uid) + ", both on node " + newcomer.node +
+                    ": ranks of one node belong to one user, also with a join secret");
+}
+
 }  // namespace
+
+GroupId group_id(std::string name, std::uint32_t uid, const std::string& secret_hash) {
+  return {std::move(name), secret_hash.empty() ? number(uid) : secret_hash};
+}
 
 std::string Member::describe() const {
   return "rank " + number(rank) + " on node " + node + " (pid " + std::to_string(pid) + ", client \"" +
@@ -64,7 +80,7 @@ Member member_of(const session::JoinRequest& request, const std::string& node, s
   member.id = {kThisNode, request.key};
   member.node = node;
   member.boot_id = boot_id;
-  member.group = request.name;
+  member.group = group_id(request.name, request.uid, request.secret_hash);
   member.world_size = request.world_size;
   member.rank = request.rank;
   member.lanes = request.lanes;
@@ -104,7 +120,7 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   member.id = {peer, {joined.session(), joined.handle()}};
   member.node = node;
   member.boot_id = boot_id;
-  member.group = joined.group();
+  member.group = group_id(joined.group(), joined.uid(), joined.secret_hash());
   member.world_size = joined.world_size();
   member.rank = joined.rank();
   member.lanes = joined.lanes();
@@ -124,7 +140,7 @@ v1::MemberJoined joined_message(const Member& member) {
   v1::MemberJoined joined;
   joined.set_session(member.id.key.session);
   joined.set_handle(member.id.key.handle);
-  joined.set_group(member.group);
+  joined.set_group(member.group.name);
   joined.set_world_size(member.world_size);
   joined.set_rank(member.rank);
   joined.set_lanes(member.lanes);
@@ -142,11 +158,12 @@ v1::MemberJoined joined_message(const Member& member) {
 
 std::optional<Status> conflict(const Member& holder, const Member& newcomer) {
   if (holder.failed || newcomer.failed) return std::nullopt;
-  // Two groups of one name can both be formed only where two halves of a cluster did not see each other.
+  // Two groups of one name and owner can both be formed only where two halves of a cluster did not see each
+  // other.
   const bool both_formed = !holder.waiting() && !newcomer.waiting();
   if (both_formed) return std::nullopt;
-  if (auto owner = foreign(holder, newcomer)) return owner;
-  const std::string group = "group \"" + newcomer.group + "\": ";
+  if (auto refusal = other_user(holder, newcomer)) return refusal;
+  const std::string group = "group \"" + newcomer.group.name + "\": ";
   if (holder.waiting() && newcomer.waiting()) {
     const auto differs = [&](const std::string& what, std::uint32_t theirs, std::uint32_t mine) {
       return Status(StatusCode::kInvalidArgument, group + what + " " + number(mine) + " of " +
@@ -168,31 +185,11 @@ std::optional<Status> conflict(const Member& holder, const Member& newcomer) {
                     (holder.waiting() ? ", which waits for the other ranks)" : ", in a formed group)"));
 }
 
-std::optional<Status> foreign(const Member& holder, const Member& newcomer) {
-  const bool secret = !holder.secret_hash.empty() || !newcomer.secret_hash.empty();
-  const bool same_uid = holder.uid == newcomer.uid;
-  const bool same_node = holder.node == newcomer.node && holder.boot_id == newcomer.boot_id;
-  if (secret ? holder.secret_hash == newcomer.secret_hash && (same_uid || !same_node) : same_uid) {
-    return std::nullopt;
-  }
-  const std::string group = "group \"" + newcomer.group + "\" ";
-  if (same_uid) {
-    return Status(StatusCode::kPermissionDenied, group + "is held with another join secret than that of " +
-                                                     newcomer.describe() + ": by " + holder.describe());
-  }
-  return Status(StatusCode::kPermissionDenied, group + "is held by user " + number(holder.uid) + " (" +
-                                                   holder.describe() + "), " + newcomer.describe() +
-                                                   " belongs to user " + number(newcomer.uid));
-}
-
-Status check_owner(const std::vector<Member>& members) {
-  // Equal secrets are equal for all; a uid is compared within each node, without secrets with everybody.
+Status check_users(const std::vector<Member>& members) {
   std::map<std::pair<std::string, std::uint64_t>, const Member*> nodes;
   for (const Member& member : members) {
     const Member& first_here = *nodes.try_emplace({member.node, member.boot_id}, &member).first->second;
-    for (const Member* other : {&first_here, &members.front()}) {
-      if (const auto wrong = foreign(*other, member)) return *wrong;
-    }
+    if (auto refusal = other_user(first_here, member)) return *refusal;
   }
   return {};
 }
@@ -211,9 +208,9 @@ Status check_balance(const std::vector<Member>& members) {
   const auto& first = *nodes.begin();
   for (const auto& other : nodes) {
     if (other.second.size() == first.second.size()) continue;
-    return {StatusCode::kInvalidArgument, "group \"" + members.front().group + "\": node " + first.first +
-                                              " has " + name_ranks(first.second) + ", node " + other.first +
-                                              " has " + name_ranks(other.second) +
+    return {StatusCode::kInvalidArgument, "group \"" + members.front().group.name + "\": node " +
+                                              first.first + " has " + name_ranks(first.second) + ", node " +
+                                              other.first + " has " + name_ranks(other.second) +
                                               "; every node needs the same number of ranks"};
   }
   return {};
@@ -221,7 +218,7 @@ Status check_balance(const std::vector<Member>& members) {
 
 std::uint64_t instance_of(const std::vector<Member>& members) {
   Hash hash;
-  hash.add(members.front().group);
+  hash.add(members.front().group.name);
   for (const Member& member : members) {
     hash.add(std::uint64_t{member.rank});
     hash.add(member.boot_id);

@@ -1,5 +1,5 @@
-// One rank that some session, here or on a peer, wants to be or is; and the rules by which two of them
-// exclude each other. Plain values, no clock, no peers.
+// One rank that some session, here or on a peer, wants to be or is; the group that it belongs to; and the
+// rules by which two ranks of one group exclude each other. Plain values, no clock, no peers.
 #pragma once
 
 #include <compare>
@@ -24,11 +24,22 @@ struct MemberId {
   friend auto operator<=>(const MemberId&, const MemberId&) = default;
 };
 
+/// What a group is known by. Groups that have one name and different owners are different groups: neither can
+/// keep the other from forming.
+struct GroupId {
+  std::string name;
+  std::string
+      owner;  ///< the hash of the join secret, which has 32 bytes; without one the uid in decimal digits
+  friend auto operator<=>(const GroupId&, const GroupId&) = default;
+};
+
+GroupId group_id(std::string name, std::uint32_t uid, const std::string& secret_hash);
+
 struct Member {
   MemberId id;
   std::string node;
   std::uint64_t boot_id = 0;
-  std::string group;
+  GroupId group;
   std::uint32_t world_size = 0, rank = 0, lanes = 0, region_capacity = 0;
   std::uint32_t rails = 0;  ///< session::JoinRequest::rails
   std::uint32_t uid = 0;
@@ -55,16 +66,12 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
 
 v1::MemberJoined joined_message(const Member& member);
 
-/// Why `newcomer` cannot be beside `holder`, in words for the newcomer; nothing when it can. Both of one
-/// group name.
+/// Why `newcomer` cannot be beside `holder`, in words for the newcomer; nothing when it can. Both belong to
+/// one group.
 std::optional<Status> conflict(const Member& holder, const Member& newcomer);
 
-/// Why the two cannot be in one group, whatever their ranks: they belong to different users. In words for
-/// the newcomer; nothing when both belong to the group's owner.
-std::optional<Status> foreign(const Member& holder, const Member& newcomer);
-
-/// OK when all members belong to one owner, see foreign().
-Status check_owner(const std::vector<Member>& members);
+/// OK when the members of each node belong to one user. Without a join secret they do so in any case.
+Status check_users(const std::vector<Member>& members);
 
 /// Of two that exclude each other and neither knew of the other, the one that stays. The same answer on every
 /// node.

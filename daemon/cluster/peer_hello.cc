@@ -87,6 +87,7 @@ v1::Hello answering_hello(const PeerLinksOptions& options, const std::string& ad
   hello.set_node(options.node);
   hello.set_boot_id(options.boot_id);
   hello.set_abi_version(abi::kVersion);
+  hello.set_groups_version(kGroupsVersion);
   hello.set_software_version(options.software_version);
   hello.set_address(address);
   for (std::size_t rail = 0; rail < options.endpoints.size(); ++rail) {
@@ -114,6 +115,11 @@ Status check_hello(const v1::Hello& hello, const PeerLinksOptions& options, cons
     return {StatusCode::kFailedPrecondition, who + " has ABI version " + std::to_string(hello.abi_version()) +
                                                  ", node " + options.node + " has " +
                                                  std::to_string(abi::kVersion)};
+  }
+  if (hello.groups_version() != kGroupsVersion) {
+    return {StatusCode::kFailedPrecondition,
+            who + " speaks version " + std::to_string(hello.groups_version()) + " about groups, node " +
+                options.node + " version " + std::to_string(kGroupsVersion) + ": all nodes need the same"};
   }
   if (hello.node() == options.node) {
     return {StatusCode::kAlreadyExists,

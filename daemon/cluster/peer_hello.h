@@ -2,12 +2,16 @@
 // functions, without state and streams.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "daemon/cluster/peer_options.h"
 #include "daemon/cluster/peer_wire.h"
 
 namespace mkernel::cluster {
+
+/// v1::Hello::groups_version of this daemon.
+inline constexpr std::uint32_t kGroupsVersion = 1;
 
 /// Random bytes that nobody guesses.
 std::string random_token();
@@ -19,8 +23,9 @@ v1::Hello dialling_hello(const PeerLinksOptions& options, const std::string& add
                          const std::string& token);
 
 /// OK when a node that says this can be a peer of this one. `address` is where this node is dialled.
-/// kInvalidArgument: no hello of a daemon; kFailedPrecondition: another ABI, other rails or another version
-/// of their messages, both sides named; kAlreadyExists: this node's own name.
+/// kInvalidArgument: no hello of a daemon; kFailedPrecondition: another ABI, another version of the
+/// messages about groups, other rails or another version of their messages, both sides named; kAlreadyExists:
+/// this node's own name.
 Status check_hello(const v1::Hello& hello, const PeerLinksOptions& options, const std::string& address);
 
 /// OK when the other end of the stream may speak for the node that the hello names: plain text from this

@@ -102,7 +102,7 @@ void PeerMessages::on(const PeerInfo& from, const v1::MemberJoined& joined) {
   table_.add_member(member);
 
   v1::PeerMessage answer;
-  const std::set<MemberId> rivals = table_.named(member.group);
+  const std::set<MemberId> rivals = table_.members_of(member.group);
   for (const MemberId& id : rivals) {
     if (id.peer != kThisNode) continue;  // for its own node to decide
     const Member mine = table_.member(id);
@@ -133,15 +133,15 @@ void PeerMessages::on(const PeerInfo& from, const v1::MemberRefused& refused) {
   LocalRank* local = table_.find_local({refused.session(), refused.handle()});
   if (local == nullptr || !local->waiting()) return;
   // Whoever refuses a rank has one of its own, and has announced it before.
-  if (!takes_part(from, local->request.name)) {
+  if (!takes_part(from, local->group)) {
     return table_.bus().drop(from.id, violation("member_refused for group \"" + local->request.name +
                                                 "\", in which it has no rank"));
   }
   forming_.withdraw(*local, {failure_code(refused.code()), one_line(refused.text())});
 }
 
-bool PeerMessages::takes_part(const PeerInfo& from, const std::string& group) const {
-  const std::set<MemberId>& known = table_.named(group);
+bool PeerMessages::takes_part(const PeerInfo& from, const GroupId& group) const {
+  const std::set<MemberId>& known = table_.members_of(group);
   return std::any_of(known.begin(), known.end(), [&](const MemberId& id) { return id.peer == from.id; });
 }
 
@@ -149,7 +149,7 @@ void PeerMessages::on(const PeerInfo& from, const v1::MemberConfirmed& confirmed
   Member* member = table_.find_member(id_of(from, confirmed));
   if (member == nullptr) return table_.bus().drop(from.id, violation("member_confirmed: no such member"));
   member->confirmed = true;
-  forming_.try_form(std::string(member->group));
+  forming_.try_form(GroupId(member->group));
 }
 
 void PeerMessages::on(const PeerInfo& from, const v1::MemberGone& gone) {
@@ -184,7 +184,7 @@ void PeerMessages::on(const PeerInfo& from, const v1::GroupFailed& failed) {
   messages_.drop(failed.instance());
   for (const v1::MemberRef& ref : failed.members()) {
     LocalRank* local = table_.find_local({ref.session(), ref.handle()});
-    if (local != nullptr && local->waiting() && takes_part(from, local->request.name))
+    if (local != nullptr && local->waiting() && takes_part(from, local->group))
       forming_.withdraw(*local, why);
   }
 }

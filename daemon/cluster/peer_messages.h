@@ -29,8 +29,8 @@ class PeerMessages {
   void on(const PeerInfo& from, const v1::MemberConfirmed& confirmed);
   void on(const PeerInfo& from, const v1::MemberGone& gone);
   void on(const PeerInfo& from, const v1::GroupFailed& failed);
-  /// The peer has a rank that waits for, or is in, a group of this name.
-  bool takes_part(const PeerInfo& from, const std::string& group) const;
+  /// The peer has a rank that waits for, or is in, this group.
+  bool takes_part(const PeerInfo& from, const GroupId& group) const;
 
   GroupTable& table_;
   GroupsInUse& groups_;

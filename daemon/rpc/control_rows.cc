@@ -132,6 +132,7 @@ void fill(const session::GroupSnapshot& from, v1::Group& to) {
   to.set_session(from.session);
   to.set_handle(from.handle);
   to.set_name(from.name);
+  to.set_owner(from.owner);
   to.set_state(from.state);
   to.set_rank(from.rank);
   to.set_world_size(from.world_size);

@@ -34,8 +34,9 @@ struct JoinRequest {
   std::uint32_t rails = 0;  ///< near the rank's GPU, bit r: rail r; 0: none, or it has no GPU
   std::chrono::milliseconds timeout{0};
   std::uint32_t uid = 0;  ///< the user that the session belongs to
-  /// base::sha256() over the group's name and its join secret; empty: it has none. Ranks agree on the owner
-  /// by equal secrets, or by equal uid where none has one; on one node the uid is the same in any case.
+  /// base::sha256() over the group's name and its join secret; empty: it has none. It is the owner of the
+  /// group, or the uid where there is none: ranks with the same name and another owner belong to another
+  /// group. On one node the uid is the same in any case.
   std::string secret_hash;
   std::int64_t pid = 0;  ///< of the client, for errors: "rank 1 is held by pid 77 on node a"
   std::string client_name;
@@ -70,8 +71,8 @@ class GroupCoordinator {
   virtual ~GroupCoordinator() = default;
 
   /// Called with the whole group, or with the reason there is none: duplicate rank (who holds it), world
-  /// size, lanes or region capacity that differ (both named), time-out (the ranks that are missing), unequal
-  /// ranks per node.
+  /// size, lanes or region capacity that differ (both named), time-out (the ranks that are missing, and that
+  /// ranks of another owner waited under the name), unequal ranks per node, two users on one node.
   using Formed = std::function<void(Result<FormedGroup>)>;
   virtual void join(const JoinRequest& request, Formed formed) = 0;
 

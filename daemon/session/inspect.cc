@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "daemon/base/hex.h"
 #include "daemon/memory/open_region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_group.h"
@@ -25,6 +26,14 @@ std::string dma_buf_text(const memory::Region& region) {
   if (!region.on_gpu()) return "";
   if (region.dma_buf.valid()) return "yes";
   return region.no_dma_buf.empty() ? "no" : "no: " + region.no_dma_buf;
+}
+
+std::string owner_text(const JoinRequest& request) {
+  if (request.secret_hash.empty()) return "user " + std::to_string(request.uid);
+  std::uint64_t start = 0;
+  for (const char c : request.secret_hash.substr(0, sizeof(start)))
+    start = start << 8 | static_cast<unsigned char>(c);
+  return "secret " + base::hex(start);
 }
 
 std::string rails_text(const abi::RingShare& share) {
@@ -103,6 +112,7 @@ GroupSnapshot SessionGroup::snapshot() const {
   seen.session = request_.key.session;
   seen.handle = request_.key.handle;
   seen.name = request_.name;
+  seen.owner = owner_text(request_);
   seen.state = state_name(*this);
   seen.instance = formed_.instance;
   seen.rank = request_.rank;

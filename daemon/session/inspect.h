@@ -55,7 +55,9 @@ struct NodeUse {
 struct GroupSnapshot {
   std::uint64_t session = 0;
   std::uint32_t handle = 0;
-  std::string name, state;  ///< state: forming, ready, failed
+  std::string name,
+      owner;          ///< owner: "user 1000", or "secret 1f6c9a0233b7d5e8" by the start of the secret's hash
+  std::string state;  ///< forming, ready, failed
   std::uint64_t instance = 0;
   std::uint32_t rank = 0, world_size = 0, lanes = 0, nodes = 0;
   std::string rails;    ///< of the rank's puts: "0,8"

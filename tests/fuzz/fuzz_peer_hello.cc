@@ -63,7 +63,7 @@ RemoteEnd end_of(std::uint8_t chosen, const std::string& node) {
 
 /// The first fields that are looked at made right, so that the deeper checks are reached often.
 void steer(v1::Hello& hello, std::uint8_t chosen, const PeerLinksOptions& options) {
-  if ((chosen & 1) != 0) hello.set_abi_version(abi::kVersion);
+  if ((chosen & 1) != 0) hello.set_abi_version(abi::kVersion), hello.set_groups_version(kGroupsVersion);
   if ((chosen & 2) != 0 && hello.boot_id() == 0) hello.set_boot_id(2);
   if ((chosen & 4) != 0) {
     while (hello.endpoints_size() > static_cast<int>(options.endpoints.size()))
@@ -83,7 +83,7 @@ void check_differing(const v1::Hello& hello, const PeerLinksOptions& options, co
   const bool same = static_cast<std::size_t>(theirs.size()) == options.endpoints.size() &&
                     std::all_of(theirs.begin(), theirs.end(), same_kind);
   require(same == (rails_of(hello) == rails_text(options.endpoints.size(), options.transport)));
-  if (!same || hello.abi_version() != abi::kVersion) return;
+  if (!same || hello.abi_version() != abi::kVersion || hello.groups_version() != kGroupsVersion) return;
   require(std::any_of(theirs.begin(), theirs.end(), [&](const auto& endpoint) {
     return endpoint.version() != options.rail_version &&
            contains(refused.text(), "speaks version " + std::to_string(endpoint.version()) + " between");
@@ -105,6 +105,7 @@ void check_refused(const v1::Hello& hello, const PeerLinksOptions& options, cons
 void check_accepted(const v1::Hello& hello, const PeerLinksOptions& options, const std::string& address) {
   require_text(hello.node(), abi::kNameBytes - 1);
   require(hello.node() != options.node && hello.boot_id() != 0 && hello.abi_version() == abi::kVersion);
+  require(hello.groups_version() == kGroupsVersion);
   require_text(address, kMostText);
   require(base::is_printable(hello.software_version()) && hello.token().size() <= kMostToken);
   require(rails_of(hello) == rails_text(options.endpoints.size(), options.transport));

@@ -130,6 +130,7 @@ def ring_slot():
 
 # The requests of proto/abi/messages.h behind one byte: how many fds came, 0x40 for a packet that was cut, 0x80 for fds that were.
 ABI_VERSION = 7
+GROUPS_VERSION = 1
 
 
 def request(kind, body, fds=0, sequence=1, magic=0x4c4e4b4d, version=ABI_VERSION, size=None):
@@ -302,7 +303,7 @@ def peer_hello():
         return fields_of(f1=kind, f2=address, **version)
 
     def hello(node="b", rails=(rail(), rail()), address="10.0.0.2:7600", choices=(1, 1, 0), token=b"of b, 16 bytes..", **other):
-        fields = dict(f1=node, x2=2, f3=ABI_VERSION, f4="1.2.3", f5=address, f6=list(rails), f9=token)
+        fields = dict(f1=node, x2=2, f3=ABI_VERSION, f4="1.2.3", f5=address, f6=list(rails), f9=token, f10=GROUPS_VERSION)
         return bytes(choices) + fields_of(**{**fields, **other})
 
     yield "fits", hello()

@@ -8,7 +8,7 @@ import unittest
 import raw_client as raw
 from cluster import ClusterTest, Daemon, free_ports, wait_until
 
-PERMISSION_DENIED, RESOURCE_EXHAUSTED = 7, 8
+DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 4, 7, 8
 NOBODY = 65534
 SECRET = bytes(range(32))
 
@@ -53,29 +53,37 @@ class Users(ClusterTest):
             self.assertEqual(client.hello()[1], 0)
         return client
 
-    def test_a_group_belongs_to_the_user_who_began_it(self):
+    def test_two_users_have_a_group_of_one_name_each(self):
+        # Whoever waited under a name first kept every other user of the cluster from it, for a day.
         here, there = self.open_nodes(2)
-        owner = self.client(here)
-        owner.start_join("train", world=2, rank=0, timeout_ms=60000)
-        wait_until(lambda: here.show("groups"), "the owner waits")
-        for node in (here, there):
-            intruder = self.client(node, NOBODY)
-            answer = intruder.join("train", world=2, rank=1)
-            self.assertEqual(answer[1], PERMISSION_DENIED)
-            self.assertIn('group "train" is held by user 0 (rank 0 on node node0', answer[2])
-        second = self.client(there)
+        squatter = self.client(here, NOBODY)
+        for name in ("train", "eval"):
+            squatter.start_join(name, world=2, rank=0, timeout_ms=60000)
+        wait_until(lambda: len(here.show("groups")) == 2, "another user waits under both names")
+        first, second = self.client(here), self.client(there)
+        first.start_join("train", world=2, rank=0, timeout_ms=60000)
         self.assertEqual(second.join("train", world=2, rank=1)[1], 0)
-        self.assertEqual(owner.finish_join()[1], 0)
+        self.assertEqual(first.finish_join()[1], 0)
+        shown = [(g["name"], g["owner"], g["state"]) for g in here.show("groups")]
+        self.assertCountEqual(shown, [("train", f"user {NOBODY}", "forming"), ("eval", f"user {NOBODY}", "forming"),
+                                      ("train", "user 0", "ready")])
+        # Who has mistaken the user, or the secret, is told so when time is up, and not who the others are.
+        late = self.client(there)
+        answer = late.join("eval", world=2, rank=1, timeout_ms=1000)
+        self.assertEqual(answer[1], DEADLINE_EXCEEDED)
+        self.assertIn("ranks of another owner waited under the same name", answer[2])
+        self.assertNotIn(str(NOBODY), answer[2])
 
     def test_a_secret_joins_users_of_different_nodes(self):
         here, there = self.open_nodes(2)
         owner = self.client(here)
         owner.start_join("train", world=2, rank=0, timeout_ms=60000, secret=SECRET)
         wait_until(lambda: here.show("groups"), "the owner waits")
+        self.assertRegex(here.show("groups")[0]["owner"], "^secret [0-9a-f]{16}$")
         stranger = self.client(there)  # the same uid, and that is not enough
-        answer = stranger.join("train", world=2, rank=1)
-        self.assertEqual(answer[1], PERMISSION_DENIED)
-        self.assertIn("another join secret", answer[2])
+        answer = stranger.join("train", world=2, rank=1, timeout_ms=1000)
+        self.assertEqual(answer[1], DEADLINE_EXCEEDED)
+        self.assertIn("ranks of another owner waited under the same name", answer[2])
         neighbour = self.client(here, NOBODY)  # memory of one node is one user's, secret or not
         self.assertEqual(neighbour.join("train", world=2, rank=1, secret=SECRET)[1], PERMISSION_DENIED)
         partner = self.client(there, NOBODY)

@@ -22,7 +22,7 @@ void FakeDaemon::join(Client& client, const abi::JoinGroup& message) {
   if (!group.members.empty() &&
       !std::equal(std::begin(message.secret), std::end(message.secret), std::begin(group.shape.secret))) {
     return reply(client, abi::MessageType::kJoinGroupReply, message.header.sequence, abi::JoinGroupReply{},
-                 {StatusCode::kPermissionDenied, "the group has another join secret"});
+                 {StatusCode::kDeadlineExceeded, "ranks of another owner waited under the same name"});
   }
   if (group.members.contains(message.rank)) {
     return reply(client, abi::MessageType::kJoinGroupReply, message.header.sequence, abi::JoinGroupReply{},

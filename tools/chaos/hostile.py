@@ -258,7 +258,7 @@ def honest_rank(channel, path, name, rank):
 
 
 def rank_thief(scene):
-    """A user takes a rank of another user's group: refused, and the honest rank still gets in."""
+    """A user joins under the name of another user's group: it is another group, and the honest rank still gets in."""
     uid = scene.stranger()
     if uid is None:
         raise Skip("two users take root")
@@ -269,7 +269,7 @@ def rank_thief(scene):
     wait_until(lambda: any(g["name"] == name for g in daemon.show("groups")), "rank 0 waits", 10)
     thief = scene.spawn(honest_rank, pair[1], name, 1, uid=uid)
     thief.hear()
-    answer = thief.channel.hear(1.5)  # a refusal may also be to let it wait
+    answer = thief.channel.hear(1.5)  # it waits for a group of its own
     if answer and answer.get("code") == 0:
         raise Violation(f"user {uid} took rank 1 of user {os.getuid()}'s group")
     thief.kill()

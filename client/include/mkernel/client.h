@@ -64,9 +64,10 @@ struct GroupOptions {
   std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
   std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
   std::chrono::milliseconds timeout{60000};  ///< for joining, for each collective call and for room for a put
-  /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group belongs
-  /// to one user: without a secret all its ranks run under the same uid. With one, ranks of different nodes
-  /// may run under different uids (those of one node run under one), and nobody else takes a rank.
+  /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group is known
+  /// by its name and its owner: the secret, or without one the uid. Ranks with another secret or uid belong
+  /// to another group of the same name. With a secret, ranks of different nodes may run under different uids
+  /// (those of one node run under one), and no other process takes a rank.
   std::array<std::byte, kSecretBytes> secret{};
 };
 
@@ -89,9 +90,10 @@ class MK_API Session {
   ~Session();
 
   /// **Collective**: returns when every rank of the group has joined. Errors: kAlreadyExists (who holds the
-  /// rank), kPermissionDenied (the group of that name belongs to another user, or has another secret),
-  /// kInvalidArgument (an option, or one that differs between ranks, naming both), kDeadlineExceeded (the
-  /// missing ranks), kResourceExhausted (a limit that the operator has set, by key).
+  /// rank), kPermissionDenied (ranks of one node that share a secret run under two uids), kInvalidArgument
+  /// (an option, or one that differs between ranks, naming both), kDeadlineExceeded (the missing ranks, and
+  /// whether ranks with another secret or uid waited under the same name), kResourceExhausted (a limit that
+  /// the operator has set, by key).
   Result<Group> join(const GroupOptions& options);
 
   std::uint64_t id() const;              ///< as mkctl shows it

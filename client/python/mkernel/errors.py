@@ -91,7 +91,7 @@ class AlreadyExists(Error):
 
 
 class PermissionDenied(Error, PermissionError):
-    """The user or the secret is another one."""
+    """This user may not do that."""
 
     code = Code.PERMISSION_DENIED
 

@@ -29,7 +29,7 @@ class Session:
         `region_capacity` (buffers per rank, 1 to 256) and `secret` are the same on every rank. `timeout`: seconds, of joining,
         of every collective call, and of a put's wait for room. `secret`: 32 random bytes that only the ranks know; needed when ranks run under different uids.
 
-        Errors: AlreadyExists (who holds the rank), PermissionDenied (another user's group, or another secret), InvalidArgument (an
+        Errors: AlreadyExists (who holds the rank), PermissionDenied (two uids on one node), InvalidArgument (an
         option, or one that differs between ranks, naming both), DeadlineExceeded (the missing ranks), ResourceExhausted (a limit of
         the operator, by key)."""
         session = self._handle

@@ -34,42 +34,82 @@ v1::PeerMessage joined(const std::string& group, std::uint32_t rank) {
 
 }  // namespace
 
-TEST_CASE("another user takes no rank of a group, on this node or on another, and is told whose it is") {
+TEST_CASE("groups of two users with one name are two groups, and both form") {
   run_seeds([](unsigned seed) {
     DirectoryCluster cluster(2, seed);
     RankView& first = cluster.join(0, "train", 0, 2, as(1000));
     cluster.settle();
-    for (const std::size_t node : {0, 1}) {
-      RankView& intruder = cluster.join(node, "train", 1, 2, as(65534));
-      cluster.settle();
-      CHECK(intruder.join_status().code() == StatusCode::kPermissionDenied);
-      CHECK(contains(intruder.join_status(), "group \"train\" is held by user 1000 (rank 0 on node node0"));
-      CHECK(contains(intruder.join_status(), "belongs to user 65534"));
-    }
-    CHECK_FALSE(first.formed);
+    // The same rank, another world size, and no rank of the first group: none of this concerns user 1000.
+    RankView& stranger = cluster.join(1, "train", 0, 3, as(65534));
+    RankView& other = cluster.join(0, "train", 0, 2, as(1001));
+    cluster.settle();
+    CHECK_FALSE(stranger.formed);
     RankView& second = cluster.join(1, "train", 1, 2, as(1000));
+    RankView& other_second = cluster.join(1, "train", 1, 2, as(1001));
     cluster.settle();
-    CHECK(first.is_formed());
-    CHECK(second.is_formed());
-    // Nor of a name whose group is formed.
-    RankView& late = cluster.join(1, "train", 1, 3, as(65534));
+    REQUIRE(first.is_formed());
+    REQUIRE(second.is_formed());
+    REQUIRE(other.is_formed());
+    REQUIRE(other_second.is_formed());
+    CHECK(first.formed->value().instance == second.formed->value().instance);
+    CHECK(first.formed->value().instance != other.formed->value().instance);
+    CHECK(first.formed->value().members[1].port.peer != 0);
+    CHECK_FALSE(stranger.formed);
+    // The end of one group is nothing to the other.
+    cluster.directory(0).session_gone(first.key.session, {StatusCode::kUnavailable, "gone"});
     cluster.settle();
-    CHECK(late.join_status().code() == StatusCode::kPermissionDenied);
+    CHECK(second.failures == 1);
+    CHECK(other.failures + other_second.failures == 0);
+    CHECK(cluster.dropped.empty());
   });
 }
 
-TEST_CASE("of two users whose claims cross on the way one has the name, and no group is of both") {
+TEST_CASE("a user who waits under thousands of names keeps nobody else from a group of such a name") {
+  DirectoryCluster cluster(2);
+  for (int i = 0; i < 2000; ++i) cluster.join(0, "job-" + std::to_string(i), 0, 2, as(65534));
+  cluster.settle();
+  RankView& zero = cluster.join(0, "job-7", 0, 2, as(1000));
+  RankView& one = cluster.join(1, "job-7", 1, 2, as(1000));
+  cluster.settle();
+  CHECK(zero.is_formed());
+  CHECK(one.is_formed());
+}
+
+TEST_CASE(
+    "of two users whose claims cross on the way neither hears of the other before the time-out, and then no "
+    "name") {
   run_seeds([](unsigned seed) {
     DirectoryCluster cluster(2, seed);
-    RankView& zero = cluster.join(0, "train", 0, 2, as(1000));
-    RankView& one = cluster.join(1, "train", 1, 2, as(1001));
+    RankView& zero = cluster.join(0, "train", 0, 2, as(4711));
+    RankView& one = cluster.join(1, "train", 1, 2, as(4712, kSecret));
     cluster.settle();
-    CHECK_FALSE(zero.is_formed());
-    CHECK_FALSE(one.is_formed());
-    const bool zero_refused = zero.join_status().code() == StatusCode::kPermissionDenied;
-    const bool one_refused = one.join_status().code() == StatusCode::kPermissionDenied;
-    CHECK(zero_refused != one_refused);
+    CHECK_FALSE(zero.formed);
+    CHECK_FALSE(one.formed);
+    cluster.advance(60000);
+    for (const RankView* view : {&zero, &one}) {
+      const Status& status = view->join_status();
+      CHECK(status.code() == StatusCode::kDeadlineExceeded);
+      CHECK(contains(status, "of 2 missing"));
+      CHECK(contains(status, "ranks of another owner waited under the same name"));
+    }
+    CHECK_FALSE(contains(zero.join_status(), one.join_status().text()));
+    for (const char* secret : {"4712", "pid 4002", "client2"})
+      CHECK_FALSE(contains(zero.join_status(), secret));
+    for (const char* secret : {"4711", "pid 4001", "client1"})
+      CHECK_FALSE(contains(one.join_status(), secret));
   });
+}
+
+TEST_CASE("a rank that times out alone under its name is told of no other owner") {
+  DirectoryCluster cluster(2);
+  RankView& other = cluster.join(1, "train", 0, 1, as(1001));  // whole at once: it waits for nobody
+  cluster.settle();
+  REQUIRE(other.is_formed());
+  RankView& zero = cluster.join(0, "train", 0, 2, as(1000));
+  cluster.settle();
+  cluster.advance(60000);
+  CHECK(zero.join_status().code() == StatusCode::kDeadlineExceeded);
+  CHECK_FALSE(contains(zero.join_status(), "another owner"));
 }
 
 TEST_CASE("a secret lets ranks of different nodes run under different users, but not those of one node") {
@@ -79,32 +119,49 @@ TEST_CASE("a secret lets ranks of different nodes run under different users, but
     RankView& one = cluster.join(0, "train", 1, 4, as(1000, kSecret));
     cluster.settle();
     RankView& neighbour = cluster.join(0, "train", 2, 4, as(1001, kSecret));
+    // The same user: without the secret, or with another, his rank belongs to another group.
     RankView& without = cluster.join(1, "train", 2, 4, as(1000));
     RankView& wrong = cluster.join(1, "train", 2, 4, as(1000, kOther));
     cluster.settle();
-    CHECK(contains(neighbour.join_status(), "is held by user 1000"));
-    for (const RankView* view : {&without, &wrong}) {
-      CHECK(view->join_status().code() == StatusCode::kPermissionDenied);
-      CHECK(contains(view->join_status(), "is held with another join secret"));
-    }
+    CHECK(neighbour.join_status().code() == StatusCode::kPermissionDenied);
+    CHECK(contains(neighbour.join_status(),
+                   "rank 2 belongs to user 1001 and rank 0 to user 1000, both on node node0"));
+    CHECK_FALSE(without.formed);
+    CHECK_FALSE(wrong.formed);
     RankView& two = cluster.join(1, "train", 2, 4, as(2000, kSecret));
     RankView& three = cluster.join(1, "train", 3, 4, as(2000, kSecret));
     cluster.settle();
     for (const RankView* view : {&zero, &one, &two, &three}) CHECK(view->is_formed());
+    cluster.advance(60000);
+    for (const RankView* view : {&without, &wrong}) {
+      CHECK(contains(view->join_status(), "ranks of another owner waited under the same name"));
+    }
   });
 }
 
 TEST_CASE("members that peers confirm do not form a group of two users") {
-  DirectoryCluster cluster(2);
+  DirectoryCluster cluster(3);
   RankView& zero = cluster.join(0, "g", 0, 2, as(1000));
   cluster.settle();
-  // What no honest daemon confirms: node 0 has refused it.
   v1::PeerMessage message = joined("g", 1);
   message.mutable_member_joined()->set_uid(1001);
   message.mutable_member_joined()->set_confirmed(true);
   cluster.say(1, 0, message);
   cluster.settle();
-  CHECK_FALSE(zero.is_formed());
+  CHECK_FALSE(zero.formed);
+  // Nor two of one node by a common secret, which no honest daemon confirms.
+  for (const std::uint32_t rank : {0U, 1U}) {
+    v1::PeerMessage claim = joined("h", rank);
+    claim.mutable_member_joined()->set_session(100 + rank);
+    claim.mutable_member_joined()->set_world_size(3);
+    claim.mutable_member_joined()->set_uid(1000 + rank);
+    claim.mutable_member_joined()->set_secret_hash(kSecret);
+    claim.mutable_member_joined()->set_confirmed(true);
+    cluster.say(1, 0, claim);
+  }
+  RankView& two = cluster.join(0, "h", 2, 3, as(1000, kSecret));
+  cluster.settle();
+  CHECK_FALSE(two.is_formed());
 }
 
 TEST_CASE("a peer that has no rank in a group may not fail it") {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/cluster/peer_hello.h"
 #include "daemon/cluster/peer_links.h"
 #include "daemon/rpc/grpc_wire.h"
 #include "proto/abi/version.h"
@@ -133,6 +134,7 @@ struct Script {
     hello.set_node(node);
     hello.set_boot_id(boot_id);
     hello.set_abi_version(abi::kVersion);
+    hello.set_groups_version(kGroupsVersion);
     hello.set_address(address);
     for (const std::string& rail : {node + ":1", node + ":2"}) {
       hello.add_endpoints()->set_kind("tcp");

@@ -44,6 +44,10 @@ TEST_CASE("a refusal names what differs, on whichever rail it does") {
     CHECK(rails_of(hello) == "2 x tcp and verbs");
     CHECK(contains(check(hello).text(), "has rails 2 x tcp and verbs, node a has 2 x tcp: all nodes"));
   }
+  SUBCASE("an older daemon, which knows groups by their names alone") {
+    hello.clear_groups_version();
+    CHECK(contains(check(hello).text(), "speaks version 0 about groups, node a version 1"));
+  }
   SUBCASE("version") {
     hello.mutable_endpoints(1)->set_version(7);
     CHECK(contains(check(hello).text(), "speaks version 7 between its tcp rails, node a version 3"));

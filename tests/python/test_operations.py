@@ -24,6 +24,10 @@ class Operations(ClientTest):
     def test_operands_that_are_refused(self):
         self.run_ranks("operand_scenarios.bad_operands")
 
+    def test_arguments_of_wrong_types_are_refused_by_name(self):
+        self.run_ranks("operand_scenarios.wrong_types", 1)
+        self.run_ranks("operand_scenarios.taken_types", 1)
+
     def test_mkctl_counts_launches_and_fallbacks_of_each_session(self):
         ranks = [self.rank("operation_scenarios.counted", rank, WORLD) for rank in range(WORLD)]
         for line, launches in (("counted", 6), ("once more", 7)):

@@ -1,4 +1,5 @@
 """Groups of mkernel.torch: how ranks agree, who is missing, and how ranks end."""
+import datetime
 import os
 import sys
 import threading
@@ -55,13 +56,58 @@ def agreement():
     mkernel.torch.shutdown()
     with raises(mkernel.InvalidArgument, "lanes differs between ranks", "rank 0 has 8"):
         init(socket=SOCKET, lanes=8 + RANK, timeout=TIMEOUT)
+    wrong_arguments(init)
+    init(socket=SOCKET, timeout=TIMEOUT)
+    call(name)
+    options_of_a_second_init(init)
+    again(init)
+
+
+def wrong_arguments(init):
     with raises(mkernel.InvalidArgument, "max_plans = 0"):
         init(max_plans=0)
     with raises(mkernel.Unavailable, "/nowhere"):
-        init(socket="/nowhere")
-    init(socket=SOCKET, timeout=TIMEOUT)
-    call(name)
-    again(init)
+        init(socket=b"/nowhere")
+    gpus = torch.cuda.device_count()
+    for device in (gpus, *(() if gpus else ("cuda", "cuda:0", torch.device("cuda", 0)))):
+        with raises(mkernel.InvalidArgument, "device", "PyTorch sees"):
+            init(socket=SOCKET, device=device)
+    for device in ("gpu0", "mps", torch.device("meta")):
+        with raises(mkernel.InvalidArgument, "device = "):
+            init(socket=SOCKET, device=device)
+    options = mkernel.torch.set_options
+    for field, wrongs in {"device": (True, 1.0, [0]), "lanes": (True, 8.0, "8"), "max_plans": (True, 1.5), "timeout": (True, "9", [1])}.items():
+        for wrong in wrongs:
+            with raises(TypeError, field):
+                init(**{"socket": SOCKET, field: wrong})
+    for field in ("process_group", "socket"):
+        with raises(TypeError, field):
+            init(**{field: 5})
+    with raises(TypeError, "process_group is of type str"):
+        mkernel.torch.shutdown("0")
+    for field, wrongs in {"timeout": (True, "9"), "sm_margin": (True, 1.0), "compute_threads": (True, "1"), "buckets": (True, 4.0, None),
+                          "check": (2, "no", None)}.items():
+        for wrong in wrongs:
+            with raises(TypeError, field):
+                options(**{field: wrong})
+    with mkernel.torch.options(timeout=datetime.timedelta(seconds=TIMEOUT), buckets=torch.tensor(4), check=0):
+        assert mkernel.torch._options.current() == mkernel.torch.Options(timeout=TIMEOUT)
+    for field, wrongs in {"in_features": (8.0, True), "out_features": ("8",), "bias": ("no",), "dim": (0.0,), "process_group": (5,)}.items():
+        for wrong in wrongs:
+            with raises(TypeError, field):
+                mkernel.torch.nn.ColumnParallelLinear(**{"in_features": 8 * WORLD, "out_features": 8 * WORLD, field: wrong})
+
+
+def options_of_a_second_init(init):
+    """Those that are given must be those of the group; what differs is named. A mesh of one dimension is its process group."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))
+    for options in ({}, {"socket": SOCKET}, {"device": -1, "lanes": 64, "max_plans": 48}, {"device": torch.device("cpu"), "timeout": TIMEOUT},
+                    {"process_group": mesh}):
+        assert init(**options).world_size == WORLD
+    for options, words in (({"socket": "/nowhere"}, ["socket = '/nowhere'", SOCKET]), ({"lanes": 8}, ["lanes = 8, and it has 64"]),
+                           ({"max_plans": 3, "timeout": 5.0}, ["max_plans = 3, and it has 48; timeout = 5.0"])):
+        with raises(mkernel.InvalidArgument, "other options", "shutdown()", *words):
+            init(**options)
 
 
 def missing(init):

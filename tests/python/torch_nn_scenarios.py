@@ -20,12 +20,13 @@ def part_of(tensor, dim):
 
 def compared(kind, dim, bias, compile_it):
     """One layer, forward and backward; the loss is the sum over ranks of what each computes from its own part."""
+    given, dim = dim, dim % 3
     features, out, shape = 4 * WORLD, 2 * WORLD, [3, 2, 4 * WORLD]
     shape[dim] *= WORLD
     linear = whole_linear(features, out, bias)
     reference = torch.nn.Linear(features, out, bias=bias, dtype=torch.float64)
     reference.load_state_dict({key: value.double() for key, value in linear.state_dict().items()})
-    layer = kind.from_linear(linear, dim=dim)
+    layer = kind.from_linear(linear, dim=given)
     x, cotangent = operand(60, 0, shape), operand(61, 0, [*shape[:-1], out])
     wanted_x = x.double().requires_grad_()
     wanted = reference(wanted_x)
@@ -56,6 +57,7 @@ def layers():
             for bias in (False, True):
                 compared(kind, dim, bias, False)
         compared(kind, 0, True, True)
+        compared(kind, -2, False, False)
     # Made without an ordinary layer; in a process group of its own.
     torch.manual_seed(RANK)
     up, down = ColumnParallelLinear(8, 4 * WORLD, process_group=dist.group.WORLD), RowParallelLinear(4 * WORLD, 8, bias=False)

@@ -12,7 +12,6 @@ While the interpreter ends, finalizers (`__del__`) may still call. No thread run
 ever for one that is started, and 3.12 raises. So these calls are made directly, too."""
 
 import atexit
-import operator
 import sys
 import threading
 import time
@@ -20,12 +19,11 @@ import weakref
 from ctypes import byref, c_void_p
 from typing import Any, Callable, Optional
 
+from mkernel._arguments import LONGEST_SECONDS, Seconds, seconds
 from mkernel._library import lib
-from mkernel.errors import Code, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, ResourceExhausted, error_of
+from mkernel.errors import Code, DeadlineExceeded, Error, FailedPrecondition, ResourceExhausted, error_of
 
 SLICE_SECONDS = 0.05
-U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
-LONGEST_SECONDS = 86400.0
 
 
 def check(status: int) -> None:
@@ -37,26 +35,6 @@ def check(status: int) -> None:
 def error_status(status: int) -> Optional[Error]:
     """None for OK, else the exception, not raised."""
     return error_of(status, lib.mk_last_error().decode(errors="replace")) if status else None
-
-
-def integer(field: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int within its bounds, else an exception that names the three."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{field} = {value!r} is not an integer") from None
-    if not low <= number <= high:
-        raise InvalidArgument(f"{field} = {number} is not {low}..{high}")
-    return number
-
-
-def milliseconds(field: str, seconds: float) -> int:
-    """A time limit in seconds as the C ABI wants it: at least 1 ms, at most a day."""
-    if not isinstance(seconds, (int, float)):
-        raise TypeError(f"{field} = {seconds!r} is not a number of seconds")
-    if not 0 < seconds <= LONGEST_SECONDS:
-        raise InvalidArgument(f"{field} = {seconds} is not above 0 and at most {LONGEST_SECONDS:.0f} seconds")
-    return max(1, round(seconds * 1000))
 
 
 class Handle:
@@ -168,13 +146,13 @@ def interruptible(what: str, body: Callable[[], Any], owner: Any = None) -> Any:
         raise
 
 
-def wait_in_slices(what: str, wait: Callable[[int], int], is_over: Callable[[], bool], timeout: Optional[float]) -> None:
+def wait_in_slices(what: str, wait: Callable[[int], int], is_over: Callable[[], bool],
+                   timeout: Optional[Seconds]) -> None:
     """Calls `wait`, which takes milliseconds and returns a status, in slices until `timeout` seconds are over; None: as long as
     it takes. A slice that ends early returns what the wait ended with. One that ends late returns DEADLINE_EXCEEDED, and so does
     a wait for something that failed with this code: `is_over` tells the two apart."""
-    if timeout is not None:
-        milliseconds(f"{what}: timeout", timeout)
-    end = None if timeout is None else time.monotonic() + timeout
+    limit = None if timeout is None else seconds(f"{what}: timeout", timeout)
+    end = None if limit is None else time.monotonic() + limit
     longest = SLICE_SECONDS if threading.current_thread() is threading.main_thread() else LONGEST_SECONDS
     while True:
         left = longest if end is None else max(end - time.monotonic(), 0.0)
@@ -187,7 +165,7 @@ def wait_in_slices(what: str, wait: Callable[[int], int], is_over: Callable[[], 
             status = wait(1)  # for its text
             if status != Code.DEADLINE_EXCEEDED:  # what was waited for came in this moment: a put must not be made and denied
                 return check(status)
-            raise DeadlineExceeded(f"{what}: not within {timeout:g} s: {lib.mk_last_error().decode(errors='replace')}")
+            raise DeadlineExceeded(f"{what}: not within {limit:g} s: {lib.mk_last_error().decode(errors='replace')}")
 
 
 def create(what: str, make: Callable[..., int], *arguments: Any, destroy: Callable[[int], None], owner: Any = None,

@@ -6,6 +6,7 @@ from ctypes import POINTER, Structure, c_char_p, c_int, c_ssize_t, c_void_p, py_
 from typing import Any, NamedTuple, Optional
 
 from mkernel import _dlpack
+from mkernel._arguments import U64_MAX, integer
 from mkernel._dlpack import Memory, bytes_of, is_dense
 from mkernel.errors import InvalidArgument
 
@@ -108,7 +109,7 @@ class Operand(NamedTuple):
         """(address, what keeps it alive). `gpu`: the session's device for the cuda executor, where an int is taken as an
         address that the caller vouches for; None for the cpu executor."""
         if gpu is not None and isinstance(source, int):
-            return source, None
+            return integer(self.field, source, 0, U64_MAX), None
         memory = memory_of(self.field, source)
         wanted = "x".join(str(extent) for extent in self.shape)
         if memory.dtype not in _ACCEPTED[self.dtype]:

@@ -8,7 +8,8 @@ from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from mkernel import _abi
-from mkernel._calls import Handle, check, closed, drop, error_status, integer, milliseconds, wait_in_slices
+from mkernel._arguments import U64_MAX, Seconds, integer, milliseconds
+from mkernel._calls import Handle, check, closed, drop, error_status, wait_in_slices
 from mkernel._dlpack import keep_for_ever
 from mkernel._library import lib
 from mkernel._operands import Operand
@@ -24,7 +25,7 @@ I64_MAX = 2**63 - 1
 
 
 def choice(field: str, value: Any, known: "dict[str, int]") -> int:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise InvalidArgument(f"{field} = {value!r}; known are {', '.join(known)}")
     return known[value]
 
@@ -32,13 +33,20 @@ def choice(field: str, value: Any, known: "dict[str, int]") -> int:
 def block_range(total: int, parts: int, index: int) -> "tuple[int, int]":
     """(begin, end) of part `index` when `total` items are split into `parts`: how rows, experts and positions are spread over
     ranks. Errors: InvalidArgument (a negative total, no parts, an index that is none of them)."""
+    total, parts, index = (integer(f"block_range: {field}", value, -I64_MAX, I64_MAX)
+                           for field, value in (("total", total), ("parts", parts), ("index", index)))
+    return _block_range(total, parts, index)
+
+
+def _block_range(total: int, parts: int, index: int) -> "tuple[int, int]":
     if total < 0 or parts < 1 or not 0 <= index < parts:
         raise InvalidArgument(f"block_range: total = {total} must be at least 0, parts = {parts} at least 1, index = {index} below parts")
     return total * index // parts, total * (index + 1) // parts
 
 
 def block_size(total: int, parts: int, index: int) -> int:
-    begin, end = block_range(total, parts, index)
+    """Of part `index`. For numbers that are checked already; also for the symbolic ones of torch.compile."""
+    begin, end = _block_range(total, parts, index)
     return end - begin
 
 
@@ -96,7 +104,7 @@ class Pending:
         """Whether the launch is over; never waits."""
         return bool(lib.mk_pending_done(self._handle.pointer))
 
-    def wait(self, timeout: Optional[float] = None) -> None:
+    def wait(self, timeout: Optional[Seconds] = None) -> None:
         """Returns when the launch is over. `timeout` in seconds; None: until then, which the launch's own deadlines bound.
         Errors: DeadlineExceeded (not over within `timeout`; the launch goes on), or why the launch failed: this rank's own error,
         or the rank and node where it began."""
@@ -134,7 +142,7 @@ class Launch:
         handle.in_flight.append(pending)
         return pending
 
-    def run(self, timeout: Optional[float] = None) -> None:
+    def run(self, timeout: Optional[Seconds] = None) -> None:
         """launch() and Pending.wait()."""
         self.launch().wait(timeout)
 
@@ -145,6 +153,8 @@ class Launch:
         handle = self._operation._handle
         if handle is None:
             raise closed(self._operation.what)
+        if type(stream) is not int:
+            stream = integer("stream", stream, 0, U64_MAX)
         status = self._enqueue(handle.pointer, self._by_reference, stream, self._options)
         if status:
             check(status)
@@ -177,11 +187,11 @@ class Operation:
         """bind(), which takes the same, and Launch.launch()."""
         return self.bind(*operands, **options).launch()
 
-    def run(self, *operands: Any, timeout: Optional[float] = None, **options: Any) -> None:
+    def run(self, *operands: Any, timeout: Optional[Seconds] = None, **options: Any) -> None:
         """launch() and Pending.wait(timeout)."""
         self.launch(*operands, **options).wait(timeout)
 
-    def _bind(self, arguments: ctypes.Structure, operands: "Sequence[tuple[Operand, Any]]", deadline: Optional[float],
+    def _bind(self, arguments: ctypes.Structure, operands: "Sequence[tuple[Operand, Any]]", deadline: Optional[Seconds],
               compute_threads: int) -> Launch:
         owners = []
         for operand, source in operands:

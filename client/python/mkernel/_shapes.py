@@ -3,7 +3,7 @@
 from typing import Any, Optional, Sequence
 
 from mkernel import _abi
-from mkernel._calls import integer
+from mkernel._arguments import boolean, integer, items, number, text
 from mkernel._operation import DTYPES, EXECUTORS, I64_MAX, LAYOUTS, choice
 from mkernel.errors import InvalidArgument
 
@@ -14,6 +14,7 @@ def sizes(extents: "dict[str, Any]") -> "dict[str, int]":
 
 
 def gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequence[int] = ()) -> _abi.GemmShape:
+    more_n = items("more_n", more_n)
     if len(more_n) > _abi.MOST_MORE_B:
         raise InvalidArgument(f"more_n has {len(more_n)} numbers, at most {_abi.MOST_MORE_B} are allowed")
     more = sizes({f"more_n[{index}]": n for index, n in enumerate(more_n)})
@@ -28,14 +29,14 @@ def gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequen
 def attention_shape(batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int], keys: Optional[int], causal: bool,
                     scale: float, dtype: str, max_sequences: Optional[int] = None,
                     window: "tuple[int, int]" = (-1, -1)) -> _abi.AttentionShape:
-    if max_sequences is not None and max_sequences < 1:
-        raise InvalidArgument(f"max_sequences = {max_sequences}, must be at least 1, or None")
-    if len(window) != 2:
+    packed = 0 if max_sequences is None else integer("max_sequences", max_sequences, 1, I64_MAX)
+    limits = items("window", window)
+    if len(limits) != 2:
         raise InvalidArgument(f"window = {window!r}, must be (left, right)")
     extents = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
-               "head_dim": head_dim, "keys": 0 if keys is None else keys, "max_sequences": max_sequences or 0,
-               "window_left": window[0], "window_right": window[1]}
-    return _abi.AttentionShape(has_window=1, scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES),
+               "head_dim": head_dim, "keys": 0 if keys is None else keys, "max_sequences": packed,
+               "window_left": limits[0], "window_right": limits[1]}
+    return _abi.AttentionShape(has_window=1, scale=number("scale", scale), causal=boolean("causal", causal), dtype=choice("dtype", dtype, DTYPES),
                                **sizes(extents))
 
 
@@ -46,6 +47,6 @@ def options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float =
         executor=choice("executor", executor, EXECUTORS),
         comm_ctas=integer("comm_ctas", comm_ctas, -most, most),
         sms=integer("sms", sms, -most, most),
-        nic_gbytes=float(nic_gbytes),
-        machine=None if machine is None else machine.encode(),
+        nic_gbytes=number("nic_gbytes", nic_gbytes),
+        machine=None if machine is None else text("machine", machine),
     )

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, Optional
 
 from mkernel import _abi
+from mkernel._arguments import Seconds
 from mkernel._library import lib
 from mkernel._operands import Operand
 from mkernel._operation import Launch, Operation, OperationHandle, block_size
@@ -68,7 +69,7 @@ class Attention(Operation):
         return shape.sequence, shape.keys or shape.sequence
 
     def bind(self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+             deadline: Optional[Seconds] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind(). The lengths are needed with `max_sequences`, and only then."""
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out)]
         if lse is not None:
@@ -110,7 +111,7 @@ class AttentionBackward(Operation):
         return shape.sequence, shape.keys or shape.sequence
 
     def bind(self, q: Any, k: Any, v: Any, out: Any, d_out: Any, lse: Any, d_q: Any, d_k: Any, d_v: Any, *, cu_seqlens_q: Any = None,
-             cu_seqlens_k: Any = None, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+             cu_seqlens_k: Any = None, deadline: Optional[Seconds] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind(). The lengths are needed with `max_sequences`, and only then."""
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out), (self.d_out, d_out), (self.lse, lse),
                     (self.d_q, d_q), (self.d_k, d_k), (self.d_v, d_v)]

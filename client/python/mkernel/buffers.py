@@ -1,10 +1,12 @@
 """Buffers that puts read from and write into, and typed views of them."""
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any, Optional, Sequence, Union
 
 from mkernel import _dlpack
-from mkernel._calls import Handle, closed, drop, integer
+from mkernel._arguments import extents, integer
+from mkernel._calls import Handle, closed, drop
 from mkernel._library import lib
 from mkernel.errors import FailedPrecondition, InvalidArgument, OutOfRange
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     import numpy
 
     from mkernel.group import Group
+
+MOST_EXTENT = 1 << 48
 
 
 class View:
@@ -81,23 +85,22 @@ class Buffer:
         whole elements from `offset` (bytes) on. `rank`: another rank of this node, whose memory is mapped here. Errors:
         InvalidArgument, OutOfRange, FailedPrecondition (that rank's memory is not mapped here)."""
         handle = self._alive()
-        if dtype not in _dlpack.DTYPES:
+        if not isinstance(dtype, str) or dtype not in _dlpack.DTYPES:
             raise InvalidArgument(f"dtype = {dtype!r}; known are {', '.join(_dlpack.DTYPES)}")
         offset = integer("offset", offset, 0, self.nbytes)
         item = _dlpack.bytes_of(dtype)
         if shape is None:
-            extents: "tuple[int, ...]" = ((self.nbytes - offset) // item,)
+            wanted: "tuple[int, ...]" = ((self.nbytes - offset) // item,)
         else:
-            given = (shape,) if isinstance(shape, int) else tuple(shape)
-            extents = tuple(integer("shape", extent, 0, 1 << 48) for extent in given)
-        if _dlpack.bytes_of(dtype, extents) > self.nbytes - offset:
+            wanted = extents("shape", shape, MOST_EXTENT)
+        if _dlpack.bytes_of(dtype, wanted) > self.nbytes - offset:
             raise OutOfRange(
-                f"a view of shape {extents} of {dtype} at offset {offset} has {_dlpack.bytes_of(dtype, extents)} bytes; the buffer has "
+                f"a view of shape {wanted} of {dtype} at offset {offset} has {_dlpack.bytes_of(dtype, wanted)} bytes; the buffer has "
                 f"{self.nbytes - offset} from there"
             )
         if offset % item:
             raise InvalidArgument(f"offset = {offset} is no multiple of {item}, the bytes of one {dtype}")
-        return View(handle, self._address_of(rank) + offset, self._device, dtype, extents)
+        return View(handle, self._address_of(rank) + offset, self._device, dtype, wanted)
 
     def memoryview(self, *, rank: Optional[int] = None) -> memoryview:
         """The bytes, writable, in host memory. `rank` as for view()."""
@@ -110,9 +113,12 @@ class Buffer:
         import numpy
 
         wanted = numpy.dtype(dtype)
+        if wanted.hasobject or not wanted.itemsize:
+            raise InvalidArgument(f"dtype = {wanted}, which has no bytes of its own")
         if shape is None:
             shape = (self.nbytes - integer("offset", offset, 0, self.nbytes)) // wanted.itemsize
-        count = int(numpy.prod(shape, dtype=numpy.int64))
+        shape = extents("shape", shape, MOST_EXTENT)
+        count = math.prod(shape)
         flat = self.view("u8", count * wanted.itemsize, offset=offset, rank=rank)
         return numpy.frombuffer(_memoryview_of(flat), numpy.uint8).view(wanted).reshape(shape)
 

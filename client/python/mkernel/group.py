@@ -5,19 +5,9 @@ from ctypes import byref, c_uint32, c_uint64
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Union
 
 from mkernel import _abi
-from mkernel._calls import (
-    U32_MAX,
-    U64_MAX,
-    Handle,
-    check,
-    closed,
-    create,
-    drop,
-    error_status,
-    integer,
-    interruptible,
-    wait_in_slices,
-)
+from mkernel._arguments import U32_MAX, U64_MAX, Seconds, boolean, integer, octets
+from mkernel._arguments import text as in_c
+from mkernel._calls import Handle, check, closed, create, drop, error_status, interruptible, wait_in_slices
 from mkernel._library import lib
 from mkernel._operands import memory_of
 from mkernel._operation import DTYPES, LAYOUTS, OperationHandle, choice
@@ -101,8 +91,9 @@ class Group:
     def fail(self, text: str, code: Code = Code.ABORTED) -> None:
         """Tells every rank that this one cannot go on. The group is over for all of them."""
         number = integer("code", code, 1, max(Code))
-        handle = self._alive()
-        interruptible("fail", lambda: check(lib.mk_group_fail(handle.pointer, number, text.encode())))
+        shown = text.replace("\0", "\\0") if isinstance(text, str) else text  # a failure is reported, whatever its text holds
+        handle, said = self._alive(), in_c("text", shown)
+        interruptible("fail", lambda: check(lib.mk_group_fail(handle.pointer, number, said)))
 
     def barrier(self) -> None:
         """**Collective**. Returns when every rank is here."""
@@ -110,8 +101,9 @@ class Group:
         interruptible("barrier", lambda: check(lib.mk_barrier(handle.pointer)), self)
 
     def exchange(self, mine: bytes) -> "list[bytes]":
-        """**Collective**. Returns the contributions of all ranks, by rank. At most 448 bytes, the same number on every rank."""
-        handle, mine = self._for_collective(), bytes(mine)
+        """**Collective**. Returns the contributions of all ranks, by rank: bytes-like objects of at most 448 bytes, the same number on
+        every rank."""
+        handle, mine = self._for_collective(), octets("mine", mine)
         size = len(mine)
         if size > _abi.MAX_EXCHANGE_BYTES:
             raise InvalidArgument(f"exchange of {size} bytes, at most {_abi.MAX_EXCHANGE_BYTES}")
@@ -139,7 +131,9 @@ class Group:
         until then peers may store into it. The buffer keeps `source` alive, but not longer than that. Errors also:
         FailedPrecondition (memory that CUDA IPC cannot share, and what to do instead)."""
         owner, address = None, source
-        if not isinstance(source, int):
+        if hasattr(type(source), "__index__") and not hasattr(source, "__dlpack__"):
+            address = integer("source", source, 0, U64_MAX)
+        else:
             memory = memory_of("source", source)
             address, owner = memory.address, memory.owner
             nbytes = memory.nbytes if nbytes is None else nbytes
@@ -182,7 +176,7 @@ class Group:
         return first.value
 
     def put(self, target: int, lane: int, source: Union[SymmetricBuffer, HostBuffer], *, region: int, nbytes: int,
-            offset: int = 0, region_offset: int = 0, timeout: Optional[float] = None) -> int:
+            offset: int = 0, region_offset: int = 0, timeout: Optional[Seconds] = None) -> int:
         """Puts `nbytes` from `offset` of `source` to `region_offset` of region `region` of rank `target`, on a reserved lane.
         Returns at once with the number n of the put on its channel (target, lane), from 1: the source may be overwritten once
         wait_completed(target, lane, n) has returned. One thread at a time per lane. Errors: InvalidArgument, OutOfRange,
@@ -206,14 +200,14 @@ class Group:
         )
         return self._put("put", group, call, arguments, timeout)
 
-    def signal(self, target: int, lane: int, *, timeout: Optional[float] = None) -> int:
+    def signal(self, target: int, lane: int, *, timeout: Optional[Seconds] = None) -> int:
         """A put of nothing: raises the arrival count alone. Returns its number, and waits for room, as put() does."""
         group = self._alive()
         arguments = (group.pointer, integer("target", target, 0, U32_MAX), integer("lane", lane, 0, U32_MAX))
         return self._put("signal", group, lib.mk_signal, arguments, timeout)
 
     def _put(self, what: str, group: Handle, call: Callable[..., int], arguments: "tuple[Any, ...]",
-             timeout: Optional[float]) -> int:
+             timeout: Optional[Seconds]) -> int:
         number = c_uint64()
         if timeout is None and call(*arguments, 1, byref(number)) == Code.OK:  # nearly always there is room
             return number.value
@@ -229,17 +223,17 @@ class Group:
         """How many puts of channel (this rank -> target, lane) were made; 0 on a lane that is not reserved. Never waits."""
         return self._count(lib.mk_puts, "target", target, lane)
 
-    def wait_arrival(self, source: int, lane: int, count: int, timeout: float = 30.0) -> None:
+    def wait_arrival(self, source: int, lane: int, count: int, timeout: Seconds = 30.0) -> None:
         """Returns once the first `count` puts of channel (source -> this rank, lane) are visible here. `timeout` in seconds.
         Errors: DeadlineExceeded (counts expected and seen; the group goes on), why the group failed."""
         self._wait("wait_arrival", lib.mk_wait_arrival, source, lane, count, timeout)
 
-    def wait_completed(self, target: int, lane: int, count: int, timeout: float = 30.0) -> None:
+    def wait_completed(self, target: int, lane: int, count: int, timeout: Seconds = 30.0) -> None:
         """Returns once the first `count` puts of channel (this rank -> target, lane) have left their sources. Otherwise as
         wait_arrival()."""
         self._wait("wait_completed", lib.mk_wait_completed, target, lane, count, timeout)
 
-    def _wait(self, what: str, call: Callable[..., int], peer: int, lane: int, count: int, timeout: float) -> None:
+    def _wait(self, what: str, call: Callable[..., int], peer: int, lane: int, count: int, timeout: Seconds) -> None:
         handle = self._alive()
         peer, lane = integer("rank", peer, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
         count = integer("count", count, 0, U64_MAX)
@@ -306,7 +300,7 @@ class Group:
         extents = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk,
                    "capacity": capacity, "shared_intermediate": shared_intermediate}
         layout = choice("w_layout", w_layout, LAYOUTS)
-        shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), w_layout=layout, weights_on_input=int(weights_on_input),
+        shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), w_layout=layout, weights_on_input=boolean("weights_on_input", weights_on_input),
                               **sizes(extents))
         plan = options(executor, comm_ctas, sms, machine=machine)
         handle = self._operation("moe_dispatch_gemm", lib.mk_moe_create, shape, plan)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from mkernel import _abi
-from mkernel._calls import integer
+from mkernel._arguments import Seconds, integer, items
 from mkernel._library import lib
 from mkernel._operands import Operand
 from mkernel._operation import Launch, Operation, OperationHandle, Pending, block_range, block_size
@@ -45,7 +45,7 @@ class Gemm(Operation):
             self.more_c.append(Operand(f"more_c[{index}]", dtype, (m, more), written=True))
 
     def bind(self, a: Any, b: Any, c: Any, *, gathered: Any = None, more_b: Sequence[Any] = (), more_c: Sequence[Any] = (),
-             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+             deadline: Optional[Seconds] = None, compute_threads: int = 0) -> Launch:
         """Checks the operands, for any number of launches. `deadline` in seconds: of every single wait of a launch; None: 30.
         `compute_threads`: of the cpu executor; 0: the hardware's threads / ranks of this node. Errors: InvalidArgument naming
         field, value and limit; TypeError."""
@@ -55,6 +55,7 @@ class Gemm(Operation):
                 raise InvalidArgument(f"{self.what}: gathered is given, and only ag_gemm gathers rows")
             operands.append((self.gathered, gathered))
         for field, given, wanted in (("more_b", more_b, self.more_b), ("more_c", more_c, self.more_c)):
+            given = items(f"{self.what}: {field}", given)
             if len(given) != len(wanted):
                 raise InvalidArgument(f"{self.what}: {field} has {len(given)} operands, and more_n has {len(wanted)}")
             operands += zip(wanted, given)
@@ -99,7 +100,7 @@ class Moe(Operation):
 
     def bind(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, w1_up: Any = None, shared_w1: Any = None,
              shared_w1_up: Any = None, shared_w2: Any = None, shared_weights: Any = None, tokens: Optional[int] = None,
-             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+             deadline: Optional[Seconds] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind(). `tokens`: of this rank, at most max_tokens and free to differ between ranks and launches; None: the
         rows of x. w2 is None when intermediate = 0. `w1_up`: the second half of w1; None: w1 holds both. `shared_w1` and the
         others: None without a shared expert."""
@@ -176,7 +177,7 @@ class GroupedGemm(Operation):
         self.b = Operand("b", dtype, (groups, k, n) if shape.b_layout == _abi.ROW_MAJOR else (groups, n, k))
         self.c = Operand("c", dtype, (rows, n), written=True)
 
-    def bind(self, a: Any, ends: Any, b: Any, c: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+    def bind(self, a: Any, ends: Any, b: Any, c: Any, *, deadline: Optional[Seconds] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind()."""
         operands = ((self.a, a), (self.ends, ends), (self.b, b), (self.c, c))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)

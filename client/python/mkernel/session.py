@@ -4,7 +4,8 @@ import os
 from typing import Any, Optional
 
 from mkernel import _abi
-from mkernel._calls import U32_MAX, Handle, check, closed, create, drop, integer, milliseconds
+from mkernel._arguments import U32_MAX, Device, Path, Seconds, integer, milliseconds, octets, ordinal, path, seconds, text
+from mkernel._calls import Handle, check, closed, create, drop
 from mkernel._library import lib
 from mkernel.errors import InvalidArgument
 from mkernel.group import Group
@@ -21,7 +22,7 @@ class Session:
         self.socket = socket
         self.device = device  #: GPU ordinal of CUDA in this process, -1 = host memory only
 
-    def join(self, name: str, world_size: int, rank: int, *, lanes: int = 16, region_capacity: int = 64, timeout: float = 60.0,
+    def join(self, name: str, world_size: int, rank: int, *, lanes: int = 16, region_capacity: int = 64, timeout: Seconds = 60.0,
              secret: Optional[bytes] = None) -> Group:
         """**Collective**: returns when every rank of the group has joined.
 
@@ -35,23 +36,26 @@ class Session:
         session = self._handle
         if session is None:
             raise closed("the session")
-        if secret is not None and len(secret) != _abi.SECRET_BYTES:
-            raise InvalidArgument(f"secret has {len(secret)} bytes, needed are {_abi.SECRET_BYTES}")
+        if secret is not None:
+            secret = octets("secret", secret)
+            if len(secret) != _abi.SECRET_BYTES:
+                raise InvalidArgument(f"secret has {len(secret)} bytes, needed are {_abi.SECRET_BYTES}")
+        lanes, limit = integer("lanes", lanes, 1, U32_MAX), seconds("timeout", timeout)
         options = _abi.GroupOptions(
-            name=_text("name", name),
+            name=text("name", name),
             world_size=integer("world_size", world_size, 0, U32_MAX),
             rank=integer("rank", rank, 0, U32_MAX),
-            lanes=integer("lanes", lanes, 1, U32_MAX),
+            lanes=lanes,
             region_capacity=integer("region_capacity", region_capacity, 1, U32_MAX),
-            timeout_ms=milliseconds("timeout", timeout),
-            secret=None if secret is None else bytes(secret),
+            timeout_ms=milliseconds("timeout", limit),
+            secret=secret,
         )
         handle = create(
             f"join of group '{name}'",
             lambda out: lib.mk_join(session.pointer, options, out),
             destroy=lib.mk_group_destroy,
         )
-        return Group(self, handle, name, lanes, timeout)
+        return Group(self, handle, name, lanes, limit)
 
     def count_fallback(self) -> None:
         """Counts one call that a framework made in its own way, because mkernel has nothing for it. `mkctl sessions` shows the sum
@@ -79,32 +83,25 @@ class Session:
         return f"<mkernel.Session at {self.socket}{', closed' if self._handle is None else ''}>"
 
 
-def connect(socket: "str | os.PathLike[str]" = DEFAULT_SOCKET, *, name: str = "", device: int = -1, weight: int = 1,
-            timeout: float = 10.0) -> Session:
+def connect(socket: Path = DEFAULT_SOCKET, *, name: str = "", device: Device = -1, weight: int = 1,
+            timeout: Seconds = 10.0) -> Session:
     """Connects to the daemon of this node.
 
     `socket`: its session socket. `name`: shown by mkctl, below 64 bytes; empty = the program's name. `device`: GPU ordinal of CUDA
-    in this process, -1 = host memory only; puts go over the NICs near it. `weight`: share among the sessions of the same user, 1
+    in this process, or a torch.device; -1 = host memory only. Puts go over the NICs near it. `weight`: share among the sessions of the same user, 1
     to 64. `timeout`: seconds, of connecting and of every small request of the session.
 
     Errors: Unavailable (nobody listens), PermissionDenied, FailedPrecondition (the daemon speaks another version), InvalidArgument
     (an option; named with value and limit), DeadlineExceeded. A process that was forked connects a session of its own: handles of
     its parent refuse every call there."""
-    path = os.fspath(socket)
+    where, gpu = path("socket", socket), ordinal("device", device)
     options = _abi.SessionOptions(
-        socket=_text("socket", path),
-        name=_text("name", name),
-        device=integer("device", device, -1, 2**31 - 1),
+        socket=os.fsencode(where),
+        name=text("name", name),
+        device=gpu,
         weight=integer("weight", weight, 1, U32_MAX),
         timeout_ms=milliseconds("timeout", timeout),
     )
     handle = create("connect", lambda out: lib.mk_connect(options, out), destroy=lib.mk_session_destroy)
-    return Session(handle, path, device)
+    return Session(handle, where, gpu)
 
-
-def _text(field: str, value: str) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError(f"{field} = {value!r} is not a string")
-    if "\0" in value:
-        raise InvalidArgument(f"{field} = {value!r} has a zero byte")
-    return os.fsencode(value)

@@ -9,11 +9,12 @@ import tempfile
 
 import torch
 
+from mkernel._arguments import Seconds, boolean, seconds
 from mkernel.errors import FailedPrecondition, Internal
 from mkernel.torch import _extension
 
 
-def build(*, force: bool = False, timeout: float = 600.0) -> pathlib.Path:
+def build(*, force: bool = False, timeout: Seconds = 600.0) -> pathlib.Path:
     """Compiles the extension in C++, which takes a few microseconds off a call like one before, and returns the path of the build.
 
     It takes about a quarter of a minute on one processor, and needs a C++20 compiler: $CXX, or c++, g++ or clang++ of the PATH. The
@@ -22,13 +23,14 @@ def build(*, force: bool = False, timeout: float = 600.0) -> pathlib.Path:
     Any thread; processes may build at the same time. `timeout`: seconds, of the compiler.
 
     Errors: FailedPrecondition (no compiler, or PyTorch without its headers), Internal (what the compiler said), OSError."""
+    force, limit = boolean("force", force), seconds("timeout", timeout)
     path = _extension.path_of_build()
     if path.exists() and not force:
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         made = pathlib.Path(folder) / path.name
-        _compile(made, timeout)
+        _compile(made, limit)
         made.chmod(0o755)
         os.replace(made, path)
     return path

@@ -5,12 +5,13 @@ import os
 import secrets
 import threading
 import weakref
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from mkernel._arguments import U32_MAX, Device, Path, Seconds, integer, ordinal, path, seconds
 from mkernel._version import __version__
 from mkernel.errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from mkernel.group import Activity, Group
@@ -21,7 +22,7 @@ from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
 
-_PLANS_ALONE = 48  # of a group of this process alone, as init() has it
+_PLANS = 48  # that a group keeps, unless init() is given another number
 
 # torch has no public names for these.
 resolve: Any = getattr(c10d, "_resolve_process_group")
@@ -100,39 +101,101 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def init(process_group: Optional[Any] = None, *, socket: "str | os.PathLike[str] | None" = None, device: Optional[int] = None,
-         lanes: int = 64, max_plans: int = 48, timeout: float = 60.0) -> Group:
-    """**Collective** over `process_group` (None: all processes): makes the group of mkernel that its operators use, or returns the
-    one that was made before for the same ranks.
+def init(process_group: Optional[Any] = None, *, socket: Optional[Path] = None, device: "Optional[Device | str]" = None,
+         lanes: Optional[int] = None, max_plans: Optional[int] = None, timeout: Optional[Seconds] = None) -> Group:
+    """**Collective** over `process_group` (None: all processes; also a DeviceMesh of one dimension): makes the group of mkernel that
+    its operators use, or returns the one that was made before for the same ranks. Options that are given then must be those that it
+    was made with.
 
-    `socket`: of the daemon of this node; may differ between ranks. `device`: GPU ordinal; None: torch's current one, without
-    CUDA -1, which is host memory only. `lanes`: of the group; over several nodes an operation takes one or two. `max_plans`:
-    operations that are kept; the one that was not used for longest goes first. `timeout`: seconds, for all ranks to come, for the
-    group to form, and for making an operation.
+    `socket`: of the daemon of this node; may differ between ranks. `device`: a torch.device or GPU ordinal; None: torch's current
+    one, without CUDA -1, which is host memory only. `lanes`: of the group (None: 64); over several nodes an operation takes one or two.
+    `max_plans`: operations that are kept (None: 48); the one that was not used for longest goes first. `timeout`: seconds (None: 60),
+    for all ranks to come, for the group to form, and for making an operation.
 
-    Errors: DeadlineExceeded (who is missing), InvalidArgument (process groups or options that differ between ranks, naming both),
-    FailedPrecondition (torch.distributed is not initialized), and those of connect() and join()."""
-    if not dist.is_initialized():
-        raise FailedPrecondition("init: torch.distributed is not initialized: call torch.distributed.init_process_group() first")
-    chosen: Any = dist.group.WORLD if process_group is None else process_group
+    Errors: DeadlineExceeded (who is missing), InvalidArgument (process groups or options that differ between ranks or from those of the
+    group that is there, naming both; a GPU that is not there), FailedPrecondition (torch.distributed is not initialized), and those of
+    connect() and join()."""
+    chosen = process_group_of("init: process_group", process_group)
     if chosen is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(chosen) < 0:
         raise InvalidArgument("init: this process is no member of the process group: only its members call init")
-    if max_plans < 1:
-        raise InvalidArgument(f"init: max_plans = {max_plans} is not at least 1")
+    asked = _Asked(
+        None if socket is None else path("init: socket", socket),
+        None if device is None else _ordinal("init: device", device),
+        None if lanes is None else integer("init: lanes", lanes, 1, U32_MAX),
+        None if max_plans is None else integer("init: max_plans", max_plans, 1, U32_MAX),
+        None if timeout is None else seconds("init: timeout", timeout),
+    )
     ranks = tuple(dist.get_process_group_ranks(chosen))
     name = str(chosen.group_name)
     _forget_ended()
     found = _State.by_ranks.get(ranks)
     if found is None:
-        found = _make(chosen, name, ranks, str(socket or DEFAULT_SOCKET), device, lanes, max_plans, timeout)
+        found = _make(chosen, name, ranks, *asked)
         _State.by_ranks[ranks] = found
+    else:
+        asked.compare(found)
     _State.by_name[name] = (weakref.ref(chosen, forget), found)
     _State.forked = False
     return found.group
 
 
-def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: str, device: Optional[int], lanes: int, max_plans: int,
-          timeout: float) -> Membership:
+class _Asked(NamedTuple):
+    """The options of a call of init(); None: not given."""
+
+    socket: Optional[str]
+    device: Optional[int]
+    lanes: Optional[int]
+    max_plans: Optional[int]
+    timeout: Optional[float]
+
+    def compare(self, found: Membership) -> None:
+        """Raises what differs from the group that was made before."""
+        group = found.group
+        made = _Asked(group.session.socket, found.device, group.lanes, found.plans.capacity, group.timeout)
+        pairs = ((field, asked, has) for field, asked, has in zip(self._fields, self, made) if asked is not None and asked != has)
+        differ = [f"{field} = {asked!r}, and it has {has!r}" for field, asked, has in pairs]
+        if differ:
+            raise InvalidArgument(
+                f"init: the ranks of this process group have a group that was made with other options: {'; '.join(differ)}; leave the "
+                "options out, or call mkernel.torch.shutdown() on every rank before"
+            )
+
+
+def process_group_of(field: str, given: Optional[Any]) -> Any:
+    """A process group of c10d: the argument itself, that of a DeviceMesh of one dimension, or all processes for None."""
+    if not dist.is_initialized():
+        raise FailedPrecondition(f"{field}: torch.distributed is not initialized: call torch.distributed.init_process_group() first")
+    if given is None:
+        return dist.group.WORLD
+    if hasattr(given, "get_group") and hasattr(given, "mesh_dim_names"):
+        if given.ndim != 1:
+            raise InvalidArgument(f"{field} is a DeviceMesh of {given.ndim} dimensions: take one of them, as mesh[\"tp\"]")
+        return given.get_group()
+    if given is dist.GroupMember.NON_GROUP_MEMBER or hasattr(given, "group_name"):
+        return given
+    raise TypeError(f"{field} is of type {type(given).__name__}, needed is a torch.distributed.ProcessGroup")
+
+
+def _ordinal(field: str, device: "Device | str") -> int:
+    """The ordinal of a GPU that is there, or -1 for host memory."""
+    try:
+        chosen: Device = torch.device(device) if isinstance(device, str) else device
+    except RuntimeError as error:
+        raise InvalidArgument(f"{field} = {device!r}: {error}") from None
+    if getattr(chosen, "type", None) == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgument(f"{field} = {device}: PyTorch sees no GPU (torch.cuda.is_available() is False)")
+    found = ordinal(field, chosen)
+    count = torch.cuda.device_count()
+    if found >= count:
+        seen = f"the {count} GPUs 0 to {count - 1}" if count else "no GPU"
+        raise InvalidArgument(f"{field} = {found}: PyTorch sees {seen} (torch.cuda.device_count() is {count})")
+    return found
+
+
+def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: Optional[str], device: Optional[int], lanes: Optional[int],
+          max_plans: Optional[int], timeout: Optional[float]) -> Membership:
+    socket, timeout = DEFAULT_SOCKET if socket is None else socket, 60.0 if timeout is None else timeout
+    lanes, max_plans = 64 if lanes is None else lanes, _PLANS if max_plans is None else max_plans
     if device is None:
         device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     session = _State.sessions.get((socket, device))
@@ -188,8 +251,8 @@ def alone_on(device: torch.device) -> Membership:
     found = _State.alone.get(fitting[0])
     if found is None:
         name = f"torch-alone-{os.getpid()}-{secrets.token_hex(6)}"
-        group = fitting[0].join(name, 1, 0, lanes=1, region_capacity=2 * _PLANS_ALONE + 16, secret=secrets.token_bytes(32))
-        found = _State.alone[fitting[0]] = Membership(group, dist.group.WORLD, _PLANS_ALONE)
+        group = fitting[0].join(name, 1, 0, lanes=1, region_capacity=2 * _PLANS + 16, secret=secrets.token_bytes(32))
+        found = _State.alone[fitting[0]] = Membership(group, dist.group.WORLD, _PLANS)
     return found
 
 
@@ -242,8 +305,9 @@ def _drop(ranks: "tuple[int, ...]", membership: Membership) -> None:
 def shutdown(process_group: Optional[Any] = None) -> None:
     """Closes the operations and leaves the group of `process_group`; None: of all of them, and ends the sessions. Call it on every
     rank, also after an error that ended a group, and then init() again."""
+    of_group = None if process_group is None else process_group_of("shutdown: process_group", process_group)
     for ranks, membership in list(_State.by_ranks.items()):
-        if process_group is None or ranks == tuple(dist.get_process_group_ranks(process_group)):
+        if of_group is None or ranks == tuple(dist.get_process_group_ranks(of_group)):
             _drop(ranks, membership)
     if process_group is None:
         while _State.alone:

@@ -5,6 +5,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Any, Iterator
 
+from mkernel._arguments import boolean, integer, seconds
 from mkernel.errors import InvalidArgument
 from mkernel.torch import _extension
 
@@ -14,7 +15,7 @@ class Options:
     """What the operators' schemas, which are those of symm_mem, have no room for. The same on every rank, except `timeout` and
     `compute_threads`."""
 
-    timeout: float = 30.0  #: seconds, of every single wait of a launch
+    timeout: float = 30.0  #: seconds, or a timedelta, of every single wait of a launch
     sm_margin: int = 0  #: multiprocessors that a launch leaves free; the cpu executor has none
     compute_threads: int = 0  #: of the cpu executor; 0: the hardware's threads / ranks of this node
     #: How many sizes of M per power of two have a plan: rows are padded to the next. 1: powers of two alone; 0: one plan for
@@ -25,12 +26,17 @@ class Options:
     check: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout <= 1800:
-            raise InvalidArgument(f"timeout = {self.timeout} is not above 0 and at most 1800 seconds")
-        if self.buckets not in (0, 1, 2, 4, 8, 16):
+        plain = {
+            "timeout": seconds("timeout", self.timeout, 1800.0),
+            "sm_margin": integer("sm_margin", self.sm_margin, 0, 4096),
+            "compute_threads": integer("compute_threads", self.compute_threads, 0, 4096),
+            "buckets": integer("buckets", self.buckets, 0, 16),
+            "check": boolean("check", self.check),
+        }
+        if plain["buckets"] not in (0, 1, 2, 4, 8, 16):
             raise InvalidArgument(f"buckets = {self.buckets} is none of 0, 1, 2, 4, 8, 16")
-        if self.sm_margin < 0 or self.compute_threads < 0:
-            raise InvalidArgument(f"sm_margin = {self.sm_margin} and compute_threads = {self.compute_threads} must be at least 0")
+        for field, value in plain.items():
+            object.__setattr__(self, field, value)  # the class is frozen
 
 
 class _Current:

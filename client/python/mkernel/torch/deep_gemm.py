@@ -6,12 +6,15 @@ from typing import Any, Optional
 import torch
 
 from mkernel import _abi
+from mkernel._arguments import integer
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from mkernel.operations import block_range
 from mkernel.torch import _moe
-from mkernel.torch._groups import Membership, membership_of
+from mkernel.torch._groups import Membership, membership_of, process_group_of
 from mkernel.torch._moe_decide import MoeLimits, MoeOperands
+
+_MOST = 2**31 - 1
 
 
 class SymmBuffer:
@@ -21,6 +24,7 @@ class SymmBuffer:
 
     def __init__(self, group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
                  intermediate_hidden: int, capacity: int, num_shared_experts: int) -> None:
+        group = process_group_of("group", group)
         membership = membership_of(str(group.group_name))
         device = torch.device("cpu") if membership.device < 0 else torch.device("cuda", membership.device)
         self.group: Any = group  #: None after destroy()
@@ -46,13 +50,11 @@ def get_symm_buffer_for_mega_moe(group: Any, num_experts: int, num_max_tokens_pe
     if use_fp8_dispatch or mma_type != "bf16xbf16":
         raise Unimplemented(f"use_fp8_dispatch = {use_fp8_dispatch}, mma_type = {mma_type!r}: mkernel has bf16xbf16 alone")
     _check_activation(activation)
-    for field, value in (("num_experts", num_experts), ("num_max_tokens_per_rank", num_max_tokens_per_rank), ("num_topk", num_topk),
-                         ("hidden", hidden), ("intermediate_hidden", intermediate_hidden)):
-        if value < 1:
-            raise InvalidArgument(f"{field} = {value} is not at least 1")
-    if num_shared_experts < 0:
-        raise InvalidArgument(f"num_shared_experts = {num_shared_experts} is not at least 0")
-    return SymmBuffer(group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, capacity, num_shared_experts)
+    sizes = {"num_experts": num_experts, "num_max_tokens_per_rank": num_max_tokens_per_rank, "num_topk": num_topk, "hidden": hidden,
+             "intermediate_hidden": intermediate_hidden}
+    plain = {field: integer(field, value, 1, _MOST) for field, value in sizes.items()}
+    more = {"num_shared_experts": num_shared_experts, "capacity": capacity}
+    return SymmBuffer(group, **plain, **{field: integer(field, value, 0, _MOST) for field, value in more.items()})
 
 
 def transform_weights_for_mega_moe(l1_weights: torch.Tensor, l2_weights: torch.Tensor,

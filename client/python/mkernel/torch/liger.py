@@ -3,7 +3,11 @@
 from typing import Any, Optional
 
 import torch
-import torch.distributed as dist
+
+from mkernel._arguments import integer
+from mkernel.torch._groups import process_group_of
+
+MOST = 2**31 - 1
 
 
 class LigerExpertParallelFusedMoe(torch.nn.Module):
@@ -14,9 +18,9 @@ class LigerExpertParallelFusedMoe(torch.nn.Module):
 
     def __init__(self, process_group: Optional[Any] = None, *, max_tokens: int = 0, capacity: int = 0) -> None:
         super().__init__()
-        group: Any = dist.group.WORLD if process_group is None else process_group
+        group = process_group_of("process_group", process_group)
         self.process_group, self.group_name = group, str(group.group_name)
-        self.max_tokens, self.capacity = max_tokens, capacity
+        self.max_tokens, self.capacity = integer("max_tokens", max_tokens, 0, MOST), integer("capacity", capacity, 0, MOST)
 
     def forward(self, hidden_states: torch.Tensor, expert_indices: torch.Tensor, expert_weights: torch.Tensor, all_B: torch.Tensor,
                 all_C: torch.Tensor, all_A: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -1,14 +1,19 @@
 """Tensor-parallel linear layers with sequence parallelism, on the fused operators.
 
 Both keep one part of an ordinary linear layer's weight. Outside of them activations are split along one dimension (`dim`, the
-sequence) over the ranks of the process group; between a column-parallel and a row-parallel layer they are split along features."""
+sequence; counted from the last one if it is negative) over the ranks of the process group; between a column-parallel and a row-parallel
+layer they are split along features."""
 
 from typing import Any, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from mkernel._arguments import boolean, integer
 from mkernel.errors import InvalidArgument
+from mkernel.torch._groups import process_group_of
+
+MOST = 2**31 - 1
 
 
 class _SumOfGradients(torch.autograd.Function):
@@ -34,11 +39,13 @@ class _ParallelLinear(torch.nn.Module):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
                  dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
+        in_features, out_features = integer("in_features", in_features, 1, MOST), integer("out_features", out_features, 1, MOST)
+        bias, dim = boolean("bias", bias), integer("dim", dim, -64, 63)
         sizes = {"out_features": out_features, "in_features": in_features}
-        sizes[self.split] = _part(self.split, sizes[self.split], process_group)
+        group = process_group_of("process_group", process_group)
+        sizes[self.split] = _part(self.split, sizes[self.split], group)
         shape = tuple(sizes.values())
         factory = {"device": device, "dtype": dtype}
-        group: Any = dist.group.WORLD if process_group is None else process_group
         self.in_features, self.out_features, self.dim = in_features, out_features, dim
         self.group_name = str(group.group_name)
         self.weight = torch.nn.Parameter(torch.empty(shape, **factory))
@@ -52,7 +59,7 @@ class _ParallelLinear(torch.nn.Module):
         """This rank's part of `linear`, which is the same on every rank."""
         layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
                     device=linear.weight.device, dtype=linear.weight.dtype)
-        rank = dist.get_rank(process_group)
+        rank = dist.get_rank(process_group_of("process_group", process_group))
         with torch.no_grad():
             for mine, whole in ((layer.weight, linear.weight), (layer.bias, linear.bias)):
                 if mine is None:
@@ -70,6 +77,9 @@ class _ParallelLinear(torch.nn.Module):
             for parameter in self.parameters():
                 parameter.uniform_(-bound, bound)
 
+    def _dim_of(self, x: torch.Tensor) -> int:
+        return self.dim if self.dim >= 0 else self.dim + x.dim()
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, dim={self.dim}"
 
@@ -84,7 +94,7 @@ class ColumnParallelLinear(_ParallelLinear):
     split = "out_features"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _, results = torch.ops.mkernel.fused_all_gather_matmul(x, [self.weight.t()], self.dim, self.group_name, return_A=False)
+        _, results = torch.ops.mkernel.fused_all_gather_matmul(x, [self.weight.t()], self._dim_of(x), self.group_name, return_A=False)
         y: torch.Tensor = results[0]
         return y if self.bias is None else y + self.bias
 
@@ -99,11 +109,11 @@ class RowParallelLinear(_ParallelLinear):
     split = "in_features"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.mkernel.fused_matmul_reduce_scatter(x, self.weight.t(), "sum", self.dim, self.group_name)
+        y: torch.Tensor = torch.ops.mkernel.fused_matmul_reduce_scatter(x, self.weight.t(), "sum", self._dim_of(x), self.group_name)
         return y if self.bias is None else y + _SumOfGradients.apply(self.bias, self.group_name)
 
 
-def _part(field: str, features: int, process_group: Optional[Any]) -> int:
+def _part(field: str, features: int, process_group: Any) -> int:
     world = dist.get_world_size(process_group)
     if features % world:
         raise InvalidArgument(f"{field} = {features} is no multiple of the {world} ranks")

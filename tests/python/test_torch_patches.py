@@ -10,6 +10,10 @@ class Patches(TorchTest):
         self.start_nodes(1)
         self.run_job("torch_patch_scenarios.symm_mem", 3)
 
+    def test_strides_are_those_that_pytorch_promises(self):
+        self.start_nodes(1)
+        self.run_job("torch_patch_scenarios.strides", 2)
+
     @unittest.skipUnless(shutil.which("g++"), "Inductor needs a C++ compiler")
     def test_inductor(self):
         self.start_nodes(2)

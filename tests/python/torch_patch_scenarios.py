@@ -74,6 +74,51 @@ def symm_mem():
     end()
 
 
+def strides():
+    """In host memory results have the strides that PyTorch's fake tensors promise, whoever makes them: compiled code asserts them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    name = start()
+    if too_old():
+        return end()
+    mkernel.torch.patch_symm_mem()
+    calls = [("bf16", torch.bfloat16, GATHER, dim, shape) for dim, shape in ((0, (4, 6)), (0, (4, 3, 6)), (1, (4, 3, 6)), (2, (2, 4, 3, 6)))]
+    calls += [(told, dtype, GATHER, len(shape) - 1, shape) for told, dtype, _, _, shape in calls[:2]]  # the last dimension
+    calls += [("bf16", torch.bfloat16, SCATTER, dim, shape) for dim, shape in ((0, (4, 6)), (0, (4, 2, 6)), (1, (3, 4, 6)), (2, (2, 3, 4, 6)))]
+    calls += [("f32", torch.float32, *rest) for _, _, *rest in calls]
+    wrong = []
+    for told, dtype, op, dim, shape in calls:
+        a = operand(1, RANK, shape, dtype)
+        last = op == GATHER and dim == len(shape) - 1
+        b = operand(2, RANK, (shape[-1] * (WORLD if last else 1), 5), dtype)
+
+        def call(a, b):
+            if op == SCATTER:
+                return [SYMM.fused_matmul_reduce_scatter(a, b, "avg", dim, name)]
+            returned, results = SYMM.fused_all_gather_matmul(a, [b, b], dim, name)
+            return [returned, *results]
+
+        with FakeTensorMode() as mode:
+            promised = [(x.shape, x.stride()) for x in call(mode.from_tensor(a), mode.from_tensor(b))]
+        found = [(x.shape, x.stride()) for x in call(a, b)]
+        if found != promised:
+            wrong.append(f"{op} of {told} along {dim} of {shape}: {found}, promised are {promised}")
+    assert not wrong, "\n".join(wrong)
+    a, b = operand(1, RANK, (4, 3, 6), torch.float32), operand(2, RANK, (6, 5), torch.float32)
+    compiled = torch.compile(lambda a, b: SYMM.fused_all_gather_matmul(a, [b], 1, name), fullgraph=True)  # nothing of it needs a compiler
+    _, (c,) = compiled(a, b)
+    full = torch.cat([operand(1, rank, (4, 3, 6), torch.float32) for rank in range(WORLD)], 1)
+    assert torch.allclose(c, full @ b, atol=1e-5)
+    alone = dist.new_group([RANK], use_local_synchronization=True)
+    for group in (name, name_of(alone)):  # with init() and without
+        for tensor in (a, a.bfloat16()):
+            with raises(mkernel.InvalidArgument, "gather_dim = -2 is not 0..2"):  # as PyTorch on GPUs
+                SYMM.fused_all_gather_matmul(tensor, [b.to(tensor.dtype)], -2, group)
+            with raises(mkernel.InvalidArgument, "scatter_dim = 3 is not 0..2"):
+                SYMM.fused_matmul_reduce_scatter(tensor, b.to(tensor.dtype), "sum", 3, group)
+    end()
+
+
 def counted():
     """Fallbacks by process group, for the test to find in mkctl. The session of the first group is with this rank's daemon, the
     session of the second group, which is this rank alone, with the other daemon."""

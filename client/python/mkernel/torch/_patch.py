@@ -1,5 +1,6 @@
 """patch_symm_mem(): mkernel behind the operators of torch.ops.symm_mem, and PyTorch's own for what mkernel does not have."""
 
+import contextlib
 import threading
 from typing import Any, Callable, Optional
 
@@ -8,7 +9,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from mkernel.errors import Unimplemented
 from mkernel.torch import _run
-from mkernel.torch._decide import Refused
+from mkernel.torch._decide import DIMENSIONS, KINDS, Refused, check
 from mkernel.torch._groups import NotInitialized, count_fallback
 
 FUSED: "dict[str, Callable[..., Any]]" = {
@@ -43,8 +44,8 @@ def patch_symm_mem() -> None:
         new: Any = torch.library.Library  # which has no types
         library = new("symm_mem", "IMPL")
         for name, ours in FUSED.items():
-            for key, without in (("CPU", _UNFUSED[name]), ("CUDA", None)):
-                theirs = _kernel(name, key) or without
+            for key in ("CPU", "CUDA"):
+                theirs = _kernel(name, key) or (_in_host_memory(name) if key == "CPU" else None)
                 if theirs is not None:
                     library.impl(name, _with_fallback(name, ours, theirs), key, allow_override=True)
         for name in SCALED:
@@ -102,24 +103,22 @@ def _counted(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# PyTorch has no operators for tensors in host memory; these are the definitions that its documentation gives.
+def _in_host_memory(name: str) -> "Callable[..., Any]":
+    """PyTorch's own definition of an operator, which it gives to its fake tensors alone. It runs in host memory, too, and has the
+    strides that compiled code was promised."""
+    import torch.distributed._symmetric_memory as symmetric
 
+    defined: "Optional[Callable[..., Any]]" = getattr(symmetric, f"_{name}_fallback", None)
+    if defined is None:
+        raise Unimplemented(f"patch_symm_mem: PyTorch {torch.__version__} has no {symmetric.__name__}._{name}_fallback")
+    names = [argument.name for argument in getattr(torch.ops.symm_mem, name).default._schema.arguments]
+    kind = KINDS[name]
 
-def _unfused_all_gather_matmul(a: torch.Tensor, bs: "list[torch.Tensor]", gather_dim: int, group_name: str, *,
-                               return_A: bool = True) -> "tuple[Optional[torch.Tensor], list[torch.Tensor]]":
-    world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
-    full = _run.gather(a.movedim(gather_dim, 0), world, group_name).movedim(0, gather_dim)
-    return full if return_A else None, [full @ b for b in bs]
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        values = {**dict(zip(names, arguments)), **keywords}
+        bs = values["Bs"] if "Bs" in values else [values["B"]]
+        with contextlib.suppress(Refused):  # PyTorch has what mkernel does not, but checks no shape here
+            check(kind, values["A"], bs, values[DIMENSIONS[kind]], c10d._get_group_size_by_name(values["group_name"]))
+        return defined(*arguments, **keywords)
 
-
-def _unfused_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int,
-                                   group_name: str) -> torch.Tensor:
-    world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
-    result = _run.scatter((a @ b).movedim(scatter_dim, 0), reduce_op, world, group_name)
-    return result.movedim(0, scatter_dim).contiguous()
-
-
-_UNFUSED: "dict[str, Callable[..., Any]]" = {
-    "fused_all_gather_matmul": _unfused_all_gather_matmul,
-    "fused_matmul_reduce_scatter": _unfused_matmul_reduce_scatter,
-}
+    return call

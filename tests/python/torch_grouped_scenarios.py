@@ -56,8 +56,10 @@ def values():
     assert mkernel.torch.counters()["copies"]["self: it is not dense"] == 1
     invalid = mkernel.InvalidArgument
     for wrong, words in (
-        (lambda: grouped_mm(a, b, offs=torch.tensor([5, 4, 30], dtype=torch.int32)), ["1", "4"]),
-        (lambda: grouped_mm(a, b, offs=torch.tensor([5, 6, 49], dtype=torch.int32)), ["2", "49"]),
+        (lambda: grouped_mm(a, b, offs=torch.tensor([5, 4, 30], dtype=torch.int32)), ["offs[1] = 4", "5..48"]),
+        (lambda: grouped_mm(a, b, offs=torch.tensor([5, 6, 49], dtype=torch.int32)), ["offs[2] = 49", "6..48", "48 rows"]),
+        (lambda: grouped_mm(a[:9], b, offs=torch.tensor([3, 5, 10], dtype=torch.int32)), ["offs[2] = 10", "self has 9 rows"]),
+        (lambda: grouped_mm(a[:0], b, offs=torch.tensor([0, 0, 1], dtype=torch.int32)), ["offs[2] = 1", "self has 0 rows"]),
         (lambda: grouped_mm(a, b, offs=offs.long()), ["offs has shape (3,) and dtype torch.int64"]),
         (lambda: grouped_mm(a, b, offs=offs[1:]), ["offs has shape (2,)", "needed are (3,)"]),
         (lambda: grouped_mm(a, b[:, 1:], offs=offs), ["(48, 16) and (3, 15, 24)"]),

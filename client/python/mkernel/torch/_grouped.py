@@ -12,6 +12,7 @@ from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fa
 from mkernel.torch._options import Options, bucket_of, copies, current, totals
 from mkernel.torch._plans import GroupedKey
 from mkernel.torch._run import aligned
+from mkernel.torch._varlen_packing import within
 
 NAME = "grouped_mm"
 SCHEMAS = {NAME: "(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"}
@@ -94,10 +95,21 @@ def _call(a: torch.Tensor, b: torch.Tensor, offs: Optional[torch.Tensor], bias: 
     options = current()
     membership, decision = decide(a, b, offs, bias, out_dtype, options)
     assert offs is not None
+    if offs.device.type == "cpu":
+        _check_offs(offs, decision.rows)
     if decision.key is None:
         return a.new_empty(decision.rows, b.shape[2])
     with membership.lock:
         return _launch(membership, decision.key, decision.copies, a, b, offs, options)
+
+
+def _check_offs(offs: torch.Tensor, rows: int) -> None:
+    """The values of a tensor in host memory, against the rows of self: the operation has those of the bucket."""
+    before = 0
+    for index, end in enumerate(offs.tolist()):
+        if not before <= end <= rows:
+            raise InvalidArgument(f"offs[{index}] = {end}, but it must be {before}..{rows}: self has {rows} rows")
+        before = end
 
 
 def _launch(membership: Membership, key: GroupedKey, copied: "tuple[str, ...]", a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor,
@@ -111,6 +123,8 @@ def _launch(membership: Membership, key: GroupedKey, copied: "tuple[str, ...]", 
         totals["padded"] += 1
         padded = plan.staging("a", a, key.max_rows, key.k)
         padded[:rows].copy_(a)  # the groups end before the others
+        if offs.is_cuda:
+            offs = within(offs, rows)
     else:
         padded = aligned(a.contiguous(), "self")
     c = a.new_empty(key.max_rows, key.n)

@@ -12,6 +12,10 @@ class Layers(TorchTest):
         self.start_nodes(2)
         self.run_job("torch_nn_scenarios.layers", 2)
 
+    def test_autocast(self):
+        self.start_nodes(1)
+        self.run_job("torch_nn_scenarios.autocast", 2)
+
     def run_example(self, name, *arguments):
         """Two ranks under torchrun; returns what they print."""
         daemon = self.start_nodes(1)[0]

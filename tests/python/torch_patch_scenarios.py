@@ -257,12 +257,15 @@ def megatron():
                         {"output_dtype": torch.float32}, {"gtp_remat_size": 2}, {"tp_group": None}, {"tp_group": alone}):
             forward(x, weight, None, **changes)
         forward(x.float(), weight.float(), None)
+        with torch.autocast("cpu", torch.bfloat16):  # the second launch
+            y = forward(x.float(), weight.float(), bias.float())
+            assert y.dtype == torch.bfloat16
     reasons = ("sequence_parallel is off", "gradient_accumulation_fusion is set", "grad_output_buffer is set",
                "output_dtype is set", "gtp_remat_size is set", "tp_group is not given",
                "init() was not called for the process group", "dtype torch.float32")
     counters = mkernel.torch.counters()
     assert counters["fallbacks"] == {f"{original.__name__}: {reason}": 1 for reason in reasons}, counters
-    assert len(layers.calls) == len(reasons) and counters["launches"] == 1
+    assert len(layers.calls) == len(reasons) and counters["launches"] == 2
     layers.get_tensor_model_parallel_group_if_none = lambda group: group or dist.group.WORLD
     forward(x, weight, None, tp_group=None)
     assert len(layers.calls) == len(reasons)

@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from mkernel.errors import Error, Unimplemented
-from mkernel.torch import _attention_torch
+from mkernel.torch import _attention_torch, _autocast
 from mkernel.torch._attention_decide import (
     ALONE,
     BACKWARD,
@@ -224,5 +224,6 @@ for _name, _schema in {**SCHEMAS, **BACKWARD_SCHEMAS}.items():
     torch.library.register_fake(f"mkernel::{_name}", _shape, lib=_library)
     if _name in SCHEMAS:
         torch.library.register_autograd(f"mkernel::{_name}", _backward_of(_name), setup_context=_setup, lib=_library)
+        _autocast.register(_library, _name, ("q", "k", "v"))
     else:
         _library.impl(_name, refuse_gradients(_name), "Autograd", with_keyset=True)

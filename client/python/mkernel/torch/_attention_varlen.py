@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 
 from mkernel.errors import Error
-from mkernel.torch import _attention_torch, _run
+from mkernel.torch import _attention_torch, _autocast, _run
 from mkernel.torch._attention import Gradients, Result, backward_operands, launch
 from mkernel.torch._attention_decide import ALONE, RING, AttentionDecision, Call, Operands, check_served, parts_of
 from mkernel.torch._attention_decide import BACKWARD as BACKWARD_KINDS
@@ -282,4 +282,5 @@ for _key in ("CPU", "CUDA"):
 torch.library.register_fake(f"mkernel::{NAME}", _fake, lib=_library)
 torch.library.register_fake(f"mkernel::{BACKWARD}", _fake_backward, lib=_library)
 torch.library.register_autograd(f"mkernel::{NAME}", _backward, setup_context=_setup, lib=_library)
+_autocast.register(_library, NAME, ("q", "k", "v"))
 _library.impl(BACKWARD, refuse_gradients(BACKWARD), "Autograd", with_keyset=True)

@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from mkernel.errors import Error, InvalidArgument
-from mkernel.torch import _attention, _attention_varlen, _grouped, _moe, _moe_decide, _ops, _patch
+from mkernel.torch import _attention, _attention_varlen, _autocast, _grouped, _moe, _moe_decide, _ops, _patch
 from mkernel.torch._attention_decide import ALONE, BACKWARD, AttentionDecision, Call, Operands
 from mkernel.torch._attention_decide import decide as decide_attention
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
@@ -61,6 +61,8 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
     if namespace == "symm_mem" and not _patch.is_patched():
         return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
     values = _bind(name, arguments, keywords)
+    if namespace == "mkernel":
+        values = _autocast.applied(name, values)
     explained = next((explain for schemas, explain in _EXPLAINED if name in schemas), _explain_gemm)
     try:
         return explained(name, values)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from mkernel.errors import InvalidArgument, Unimplemented
+from mkernel.torch import _autocast
 from mkernel.torch._decide import DTYPES, Refused, check_device, executor_of
 from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fallback
 from mkernel.torch._options import Options, bucket_of, copies, current, totals
@@ -190,6 +191,7 @@ for _key in ("CPU", "CUDA"):
     _library.impl(NAME, _real, _key)
 torch.library.register_fake(f"mkernel::{NAME}", _fake, lib=_library)
 torch.library.register_autograd(f"mkernel::{NAME}", _backward, setup_context=_setup, lib=_library)
+_autocast.register(_library, NAME, ("self", "mat2", "bias"))
 
 
 def grouped_mm(input: torch.Tensor, mat2: torch.Tensor, *, offs: Optional[torch.Tensor] = None, bias: Optional[torch.Tensor] = None,

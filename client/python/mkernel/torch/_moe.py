@@ -5,6 +5,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from mkernel.errors import Error, Unimplemented
+from mkernel.torch import _autocast
 from mkernel.torch._groups import Membership, membership_of, resolve
 from mkernel.torch._moe_decide import MoeDecision, MoeLimits, MoeOperands, check, decide
 from mkernel.torch._options import Options, copies, current, totals
@@ -169,3 +170,4 @@ for _name, _schema in SCHEMAS.items():
         _library.impl(_name, _real, _key)
     torch.library.register_fake(f"mkernel::{_name}", _shape, lib=_library)
     _library.impl(_name, refuse_gradients(_name), "Autograd", with_keyset=True)
+    _autocast.register(_library, _name, ("x", "w") if _name == GEMM else ("x", "w1", "w1_up", "w2", "shared_w1", "shared_w1_up", "shared_w2"))

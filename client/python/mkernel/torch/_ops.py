@@ -6,7 +6,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from mkernel._calls import check as raise_status
-from mkernel.torch import _extension, _run, _short
+from mkernel.torch import _autocast, _extension, _run, _short
 from mkernel.torch._decide import check, check_reduce_op
 
 # The first two schemas are, but for the namespace, those of torch.ops.symm_mem.
@@ -243,3 +243,4 @@ for _name in SCHEMAS:
     _fake, _backward, _setup = _GRADIENTS[_name]
     torch.library.register_fake(f"mkernel::{_name}", _fake, lib=_library)
     _register_autograd(_name, _called, _backward, _setup)
+    _autocast.register(_library, _name, ("A", "Bs") if _name == _run.GATHER else ("A", "B"))

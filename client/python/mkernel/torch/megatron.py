@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from mkernel.errors import FailedPrecondition
+from mkernel.torch._autocast import type_under
 from mkernel.torch._decide import DTYPES
 from mkernel.torch._groups import NotInitialized, count_fallback, membership_of
 
@@ -72,7 +73,7 @@ def _replacement(layers: ModuleType, original: Callable[..., Any]) -> Callable[.
             return original(*arguments, **keywords)
         weight, bias = values["weight"], values.get("bias")
         _, (y,) = torch.ops.mkernel.fused_all_gather_matmul(values["input"], [weight.t()], 0, group_name, return_A=False)
-        return y if bias is None else y + bias
+        return y if bias is None else y + bias.to(y.dtype)
 
     linear.replaced_by_mkernel = original  # type: ignore[attr-defined]
     return linear
@@ -89,8 +90,9 @@ def _refusal(layers: ModuleType, signature: inspect.Signature, values: "dict[str
         if not any(value is off or (isinstance(off, int) and value == off) for off in allowed):
             return f"{name} is set", ""
     for tensor in (values["input"], values["weight"]):
-        if tensor.dtype not in DTYPES or tensor.dtype != values["input"].dtype:
-            return f"dtype {tensor.dtype}", ""
+        dtype = type_under(tensor)
+        if dtype not in DTYPES or dtype != type_under(values["input"]):
+            return f"dtype {dtype}", ""
     group = values.get("tp_group")
     if group is None:
         default = getattr(layers, "get_tensor_model_parallel_group_if_none", None)

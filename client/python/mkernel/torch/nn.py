@@ -89,14 +89,14 @@ class ColumnParallelLinear(_ParallelLinear):
     GEMM+ReduceScatter, and the gathered x once more for the weight.
 
     x: the rank's part along `dim`; y: whole along `dim`, out_features / world_size features. `bias` is split as the weight is.
-    dtype: torch.bfloat16 or torch.float16. mkernel.torch.init() must have been called for the process group."""
+    dtype: torch.bfloat16 or torch.float16; any under torch.autocast(), which has the rule of torch.nn.Linear. mkernel.torch.init() must have been called for the process group."""
 
     split = "out_features"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, results = torch.ops.mkernel.fused_all_gather_matmul(x, [self.weight.t()], self._dim_of(x), self.group_name, return_A=False)
         y: torch.Tensor = results[0]
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -110,7 +110,7 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.mkernel.fused_matmul_reduce_scatter(x, self.weight.t(), "sum", self._dim_of(x), self.group_name)
-        return y if self.bias is None else y + _SumOfGradients.apply(self.bias, self.group_name)
+        return y if self.bias is None else y + _SumOfGradients.apply(self.bias, self.group_name).to(y.dtype)
 
 
 def _part(field: str, features: int, process_group: Any) -> int:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/src/digest.h"
 #include "proto/ipc/packet.h"
 
 namespace mkernel::client {
@@ -15,13 +16,6 @@ Ballot make(CallKind kind, StatusCode code, std::span<const std::byte> data) {
   ballot.bytes = static_cast<std::uint32_t>(std::min(data.size(), sizeof(ballot.data)));
   if (ballot.bytes > 0) std::memcpy(ballot.data, data.data(), ballot.bytes);
   return ballot;
-}
-
-/// FNV-1a: texts that differ beyond what fits into a ballot must still differ.
-std::uint64_t digest_of(const std::string& text) {
-  std::uint64_t digest = 14695981039346656037ULL;
-  for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return digest;
 }
 
 std::string text_of(const Ballot& ballot) {

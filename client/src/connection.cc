@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "client/src/socket_access.h"
+
 namespace mkernel::client {
 namespace {
 
@@ -24,7 +26,7 @@ Status dial_error(const std::string& path, int error) {
     case ENOENT:
     case ECONNREFUSED: return {StatusCode::kUnavailable, what + " (is mkerneld running on this node?)"};
     case EACCES:
-    case EPERM: return {StatusCode::kPermissionDenied, what};
+    case EPERM: return {StatusCode::kPermissionDenied, what + " (" + describe_access(path) + ")"};
     case EPROTOTYPE: return {StatusCode::kInvalidArgument, what + " (not a session socket)"};
     default: return {StatusCode::kUnavailable, what};
   }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "client/src/digest.h"
 #include "client/src/failure.h"
 #include "client/src/gpu_memory.h"
 
@@ -29,6 +30,21 @@ Status check_options(const SessionOptions& options) {
             "session timeout " + std::to_string(options.timeout.count()) + " ms"};
   }
   return {};
+}
+
+/// A name for a session that was given none: that of the program. Bytes that daemons refuse, which take
+/// printable ASCII alone, become '?', a long name is cut, and a name that was changed so ends with a digest
+/// of the whole.
+std::string name_of_program() {
+  const std::string_view whole = ::program_invocation_short_name;
+  if (whole.empty()) return "pid " + std::to_string(::getpid());
+  std::string name(whole);
+  for (char& c : name) c = c >= ' ' && c <= '~' ? c : '?';
+  if (name == whole && name.size() < abi::kNameBytes) return name;
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string digest = "~";
+  for (std::uint64_t rest = digest_of(whole), i = 0; i < 8; ++i, rest >>= 4U) digest += kDigits[rest & 15U];
+  return name.substr(0, abi::kNameBytes - 1 - digest.size()) + digest;
 }
 
 std::int64_t now_nanoseconds() {
@@ -78,7 +94,7 @@ Result<std::shared_ptr<MemorySource>> SessionCore::gpu_memory() {
 
 Status SessionCore::hello(const SessionOptions& options) {
   abi::Hello hello{};
-  ipc::copy_text(hello.client_name, options.name.empty() ? ::program_invocation_short_name : options.name);
+  ipc::copy_text(hello.client_name, options.name.empty() ? name_of_program() : options.name);
   hello.device = options.device;
   hello.pci_address = gpu_pci_address(options.device);
   hello.weight = options.weight;

@@ -305,6 +305,42 @@ def finalizers():
     before_import.append(lambda: [Last(name, call) for name, call in calls.items()].clear())
 
 
+def nameless():
+    """Sessions of programs of odd names, one after the other, which are not given a name of their own."""
+    name = ctypes.c_char_p.in_dll(ctypes.CDLL(None), "program_invocation_short_name")
+    for program in (b"trainer", "train\u00e4r".encode(), b"tr\xff", b"a\nb", b"n" * 63, b"n" * 64, b"n" * 63 + b"m", b""):
+        name.value = program
+        session = mkernel.connect(SOCKET)
+        say("connected")
+        wait_for_line()
+        session.close()
+
+
+def stranger():
+    """Another user, whom CASE keeps out: by the socket's group, by a socket of root, or by a folder."""
+    import grp
+    import pwd
+
+    case, folder, user = os.environ["CASE"], os.environ["FOLDER"], pwd.getpwnam("nobody")
+    jobs = grp.getgrnam("users")
+    os.chmod(folder, 0o700 if case == "folder" else 0o755)
+    os.chmod(SOCKET, 0o660)
+    os.chown(SOCKET, 0, jobs.gr_gid if case == "group" else 0)
+    parent = os.path.dirname(SOCKET)
+    if case != "folder":
+        os.chmod(parent, 0o755)
+    os.setgroups([])
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+    words = {
+        "group": ["socket " + SOCKET, "of user root and group users with mode 0660", "join group users (usermod -aG users nobody)"],
+        "root": ["socket " + SOCKET, "of user root and group root", "node.socket_group"],
+        "folder": [f"folder {folder} is of user root", "with mode 0700"],
+    }
+    with raises(mkernel.PermissionDenied, f"this process is user nobody in group {grp.getgrgid(user.pw_gid).gr_name}", *words[case]):
+        mkernel.connect(SOCKET)
+
+
 def any_order():
     """Every order in which the handles of one process can go, by close() and by their last reference."""
     session = mkernel.connect(SOCKET)

@@ -1,4 +1,5 @@
 """Ends of ranks that use the Python client: Ctrl-C in every wait, kills, time limits, fork, interpreter exit, order of handles."""
+import os
 import pathlib
 import shutil
 import signal
@@ -146,6 +147,31 @@ class Life(ClientTest):
                     process = self.rank("life_scenarios.finalizers", executable=executable, BESIDE=beside)
                     status, out, err = self.finish(process)
                     self.assertEqual((status, sorted(out.splitlines()), err), (0, wanted, ""))
+
+    def test_a_session_without_a_name_has_one_that_daemons_take(self):
+        # The name of the program: other bytes than printable ASCII, too long, or nothing.
+        daemon = self.start_nodes(1)[0]
+        shown = ("trainer", r"train\?\?r~[0-9a-f]{8}", r"tr\?~[0-9a-f]{8}", r"a\?b~[0-9a-f]{8}", "n{63}", "n{54}~[0-9a-f]{8}",
+                 "n{54}~[0-9a-f]{8}", "pid [0-9]+")
+        process = self.rank("life_scenarios.nameless")
+        seen = []
+        for pattern in shown:
+            self.wait_for_line(process, "connected")
+            (row,) = daemon.show("sessions")
+            self.assertRegex(row["client_name"], f"^{pattern}$")
+            seen.append(row["client_name"])
+            self.go_on(process)
+        self.assertEqual(len(set(seen)), len(shown), "names that differ in what is cut still differ")
+        status, out, err = self.finish(process)
+        self.assertEqual(status, 0, out + err)
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs to become another user")
+    def test_who_may_connect_is_said_to_those_who_may_not(self):
+        daemon = self.start_nodes(1)[0]
+        for case in ("group", "root", "folder"):
+            with self.subTest(case=case):
+                status, out, err = self.finish(self.rank("life_scenarios.stranger", CASE=case, FOLDER=self.folder))
+                self.assertEqual(status, 0, out + err)
 
     def test_exit_leaves_the_group(self):
         self.start_nodes(1)

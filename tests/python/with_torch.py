@@ -13,7 +13,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-TESTS = ("operators", "moe", "grouped", "attention", "rendezvous", "groups", "patches", "nn", "extension")
+TESTS = ("operators", "moe", "grouped", "attention", "rendezvous", "groups", "patches", "nn", "extension", "readme")
 
 
 def install(venv, version, seconds):

@@ -98,6 +98,16 @@ def wrong_arguments(init):
                 mkernel.torch.nn.ColumnParallelLinear(**{"in_features": 8 * WORLD, "out_features": 8 * WORLD, field: wrong})
 
 
+    for wrong, words in ((lambda: mkernel.torch.explain(5), "op = 5"), (lambda: mkernel.torch.patch_megatron("layers"), "layers = 'layers'"),
+                         (lambda: mkernel.torch.nn.RowParallelLinear.from_linear(torch.ones(2, 2)), "linear is of type Tensor"),
+                         (lambda: mkernel.torch.build(timeout="9"), "timeout"), (lambda: mkernel.torch.build(force="no"), "force"),
+                         (lambda: mkernel.torch.LigerExpertParallelFusedMoe(max_tokens=True), "max_tokens = True"),
+                         (lambda: mkernel.torch.get_symm_buffer_for_mega_moe(None, 2.0, 4, 1, 8, 8), "num_experts = 2.0"),
+                         (lambda: mkernel.torch.ring_flash_attn.ring_flash_attn_func(*[torch.ones(1, 2, 1, 8)] * 3, window_size=5), "window_size = 5")):
+        with raises(TypeError, words):
+            wrong()
+
+
 def options_of_a_second_init(init):
     """Those that are given must be those of the group; what differs is named. A mesh of one dimension is its process group."""
     mesh = dist.device_mesh.init_device_mesh("cpu", (WORLD,))

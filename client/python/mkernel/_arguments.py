@@ -154,6 +154,7 @@ def ordinal(field: str, value: Device) -> int:
         return -1
     if kind != "cuda":
         raise InvalidArgument(f"{field} = {value}; known are cpu and cuda")
-    index: Any = getattr(value, "index")
-    # "cuda" without a number is PyTorch's current device. Who has made it has imported PyTorch.
-    return integer(field, sys.modules["torch"].cuda.current_device() if index is None else index, 0, 2**31 - 1)
+    index: Any = getattr(value, "index", None)
+    if index is None and "torch" in sys.modules:
+        index = sys.modules["torch"].cuda.current_device()  # what "cuda" without a number means there
+    return integer(f"{field}: the index of {value}", index, 0, 2**31 - 1)

@@ -74,7 +74,9 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
 
 
 def _name_of(op: Any) -> "tuple[str, str]":
-    text = op if isinstance(op, str) else op._qualified_op_name if hasattr(op, "_qualified_op_name") else op._schema.name
+    text = op if isinstance(op, str) else getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", None)
+    if text is None:
+        raise TypeError(f"op = {op!r} is neither an operator of torch.ops nor the name of one")
     namespace, _, name = text.replace("torch.ops.", "").replace("::", ".").rpartition(".")
     return namespace or "mkernel", name
 

@@ -49,6 +49,8 @@ def unpatch_megatron(layers: Optional[ModuleType] = None) -> None:
 
 def _layers(layers: Optional[ModuleType]) -> ModuleType:
     if layers is not None:
+        if not isinstance(layers, ModuleType):
+            raise TypeError(f"layers = {layers!r} is not a module")
         return layers
     try:
         import megatron.core.tensor_parallel.layers as found  # type: ignore[import-not-found]

@@ -57,6 +57,8 @@ class _ParallelLinear(torch.nn.Module):
     @classmethod
     def from_linear(cls: "type[_Layer]", linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "_Layer":
         """This rank's part of `linear`, which is the same on every rank."""
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear is of type {type(linear).__name__}, needed is torch.nn.Linear")
         layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
                     device=linear.weight.device, dtype=linear.weight.dtype)
         rank = dist.get_rank(process_group_of("process_group", process_group))

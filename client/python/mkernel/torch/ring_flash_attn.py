@@ -28,6 +28,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+from mkernel._arguments import items
 from mkernel.errors import InvalidArgument, Unimplemented
 
 _OFF = (-1, -1)  # a window without bounds
@@ -155,7 +156,7 @@ def _attend(operands: "tuple[torch.Tensor, ...]", dropout_p: float, scale: Optio
     """`operands`: q, k and v."""
     if dropout_p != 0.0:
         raise Unimplemented(f"dropout_p = {dropout_p}: mkernel has no dropout, so it must be 0")
-    if tuple(window_size) != _OFF:
+    if window_size != _OFF and items("window_size", window_size) != _OFF:
         raise Unimplemented(f"window_size = {window_size}: ring attention has no sliding window, so it must be {_OFF}")
     if alibi_slopes is not None:
         raise Unimplemented("alibi_slopes is given: mkernel has no biases, so it must be None")

@@ -40,6 +40,8 @@ class Library(unittest.TestCase):
         (self.folder / "loader" / _library.SONAME).symlink_to(library)
         by_loader = self.python(say, self.folder, LD_LIBRARY_PATH=str(self.folder / "loader"))
         self.assertEqual(by_loader.stdout.strip(), _library.SONAME, by_loader.stderr)
+        empty = self.python(say, self.folder, LD_LIBRARY_PATH=str(self.folder / "loader"), MKERNEL_LIBRARY="")  # is as unset
+        self.assertEqual(empty.stdout.strip(), _library.SONAME, empty.stderr)
         (package / "lib").mkdir()
         (package / "lib" / _library.SONAME).symlink_to(library)
         beside = self.python(say, self.folder, MKERNEL_LIBRARY="/nonexistent")

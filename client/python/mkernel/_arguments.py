@@ -6,7 +6,7 @@ Scalars of numpy and of PyTorch are taken as the numbers that they hold. A bool 
 import operator
 import os
 import sys
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Protocol, SupportsFloat, Union
 
 from mkernel.errors import InvalidArgument
 
@@ -32,7 +32,7 @@ class Duration(Protocol):
 
 
 Device = Union[int, DeviceLike]
-Seconds = Union[float, Duration]
+Seconds = Union[SupportsFloat, Duration]
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 

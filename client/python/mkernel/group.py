@@ -19,6 +19,8 @@ from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
 from mkernel.operations import Gemm, GroupedGemm, Moe
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from mkernel.session import Session
 
 
@@ -100,15 +102,15 @@ class Group:
         handle = self._for_collective()
         interruptible("barrier", lambda: check(lib.mk_barrier(handle.pointer)), self)
 
-    def exchange(self, mine: bytes) -> "list[bytes]":
+    def exchange(self, mine: "ReadableBuffer") -> "list[bytes]":
         """**Collective**. Returns the contributions of all ranks, by rank: bytes-like objects of at most 448 bytes, the same number on
         every rank."""
-        handle, mine = self._for_collective(), octets("mine", mine)
-        size = len(mine)
+        handle, sent = self._for_collective(), octets("mine", mine)
+        size = len(sent)
         if size > _abi.MAX_EXCHANGE_BYTES:
             raise InvalidArgument(f"exchange of {size} bytes, at most {_abi.MAX_EXCHANGE_BYTES}")
         board = ctypes.create_string_buffer(max(size * self.world_size, 1))
-        interruptible("exchange", lambda: check(lib.mk_exchange(handle.pointer, mine, size, board)), self)
+        interruptible("exchange", lambda: check(lib.mk_exchange(handle.pointer, sent, size, board)), self)
         return [board.raw[rank * size : (rank + 1) * size] for rank in range(self.world_size)]
 
     # ---- buffers

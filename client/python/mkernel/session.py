@@ -1,7 +1,7 @@
 """The connection to the daemon of this node."""
 
 import os
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from mkernel import _abi
 from mkernel._arguments import U32_MAX, Device, Path, Seconds, integer, milliseconds, octets, ordinal, path, seconds, text
@@ -9,6 +9,9 @@ from mkernel._calls import Handle, check, closed, create, drop
 from mkernel._library import lib
 from mkernel.errors import InvalidArgument
 from mkernel.group import Group
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 DEFAULT_SOCKET = "/run/mkernel/mkerneld.sock"
 
@@ -23,7 +26,7 @@ class Session:
         self.device = device  #: GPU ordinal of CUDA in this process, -1 = host memory only
 
     def join(self, name: str, world_size: int, rank: int, *, lanes: int = 16, region_capacity: int = 64, timeout: Seconds = 60.0,
-             secret: Optional[bytes] = None) -> Group:
+             secret: "Optional[ReadableBuffer]" = None) -> Group:
         """**Collective**: returns when every rank of the group has joined.
 
         `name` (below 64 bytes), `world_size` (1 to 1024), `lanes` (channels per ordered pair of ranks, 1 to 64),
@@ -36,10 +39,9 @@ class Session:
         session = self._handle
         if session is None:
             raise closed("the session")
-        if secret is not None:
-            secret = octets("secret", secret)
-            if len(secret) != _abi.SECRET_BYTES:
-                raise InvalidArgument(f"secret has {len(secret)} bytes, needed are {_abi.SECRET_BYTES}")
+        shared = None if secret is None else octets("secret", secret)
+        if shared is not None and len(shared) != _abi.SECRET_BYTES:
+            raise InvalidArgument(f"secret has {len(shared)} bytes, needed are {_abi.SECRET_BYTES}")
         lanes, limit = integer("lanes", lanes, 1, U32_MAX), seconds("timeout", timeout)
         options = _abi.GroupOptions(
             name=text("name", name),
@@ -48,7 +50,7 @@ class Session:
             lanes=lanes,
             region_capacity=integer("region_capacity", region_capacity, 1, U32_MAX),
             timeout_ms=milliseconds("timeout", limit),
-            secret=secret,
+            secret=shared,
         )
         handle = create(
             f"join of group '{name}'",

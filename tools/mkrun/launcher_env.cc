@@ -7,6 +7,7 @@
 #include <functional>
 #include <string_view>
 
+#include "client/src/digest.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::mkrun {
@@ -81,12 +82,12 @@ std::string group_name_of(const std::string& op, const std::string& job) {
   std::string name = op + "-" + job;
   const auto printable = [](char c) { return c > 0x20 && c < 0x7f; };
   if (name.size() < abi::kNameBytes && std::all_of(name.begin(), name.end(), printable)) return name;
-  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a: the same on every machine, as std::hash need not be
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  const std::uint64_t digest =
+      client::digest_of(name);  // the same on every machine, as std::hash need not be
   name.resize(std::min(name.size(), kKept));
   std::replace_if(name.begin(), name.end(), std::not_fn(printable), '_');
   char digits[20];
-  std::snprintf(digits, sizeof(digits), "-%016llx", static_cast<unsigned long long>(hash));
+  std::snprintf(digits, sizeof(digits), "-%016llx", static_cast<unsigned long long>(digest));
   return name + digits;
 }
 

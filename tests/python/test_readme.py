@@ -3,6 +3,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
 
 import readme_examples
@@ -14,21 +15,31 @@ BUILD = pathlib.Path(os.environ.get("MKERNEL_BUILD", ROOT / "build"))
 
 @unittest.skipIf(readme_examples.can_run(), f"no mount namespace: {readme_examples.can_run()}")
 class Readme(ClientTest):
+    @classmethod
+    def setUpClass(cls):
+        installed = tempfile.TemporaryDirectory(prefix="mkernel-")
+        cls.addClassCleanup(installed.cleanup)
+        cls.prefix = pathlib.Path(installed.name)
+        cls.environment = readme_examples.install(BUILD, cls.prefix)
+        (cls.prefix / "bin/python3").symlink_to(sys.executable)  # the interpreter that has numpy
+
     def run_page(self, page):
-        prefix = self.folder / "usr"
-        environment = readme_examples.install(BUILD, prefix)
-        here = self.folder / "fresh"
-        here.mkdir()
-        python = self.folder / "python"  # "python3" is the interpreter that has numpy
-        python.mkdir()
-        (python / "python3").symlink_to(sys.executable)
-        return readme_examples.run(self, ROOT / page, here, [python, prefix / "bin"], 6 * PATIENCE, PYTHONPATH=PACKAGE, **environment)
+        return readme_examples.run(self, ROOT / page, self.folder, [self.prefix / "bin"], 6 * PATIENCE, PYTHONPATH=PACKAGE,
+                                   **self.environment)
 
     def test_first_page(self):
         out = self.run_page("README.md")
         for rank in range(2):
             self.assertIn(f"rank {rank} has all 4096 rows\n", out)
         self.assertEqual(re.findall("^OK$", out, re.M), ["OK"] * 4, out)  # four ranks of the program in C++
+
+    def test_guide(self):
+        self.run_page("client/GUIDE.md")
+
+    def test_tools(self):
+        out = self.run_page("tools/README.md")
+        for rank in range(2):
+            self.assertRegex(out, rf"rank {rank} of 2: ag_gemm m=256 n=256 k=512 .*, wrote c.{rank}.npy\n")
 
     def test_python(self):
         out = self.run_page("client/python/README.md")

@@ -65,6 +65,8 @@ def run(test, path, folder, programs, seconds, **environment):
 
 def install(build, prefix):
     """What `cmake --install` puts in place: programs, headers, libraries, pkg-config."""
-    subprocess.run(["cmake", "--install", str(build), "--prefix", str(prefix)], check=True, capture_output=True, text=True)
+    done = subprocess.run(["cmake", "--install", str(build), "--prefix", str(prefix)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AssertionError(done.stdout + done.stderr)
     library = next(prefix.rglob("libmkernel.so")).parent
     return {"PKG_CONFIG_PATH": str(library / "pkgconfig"), "LD_LIBRARY_PATH": str(library)}

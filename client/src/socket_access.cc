@@ -41,8 +41,7 @@ std::vector<gid_t> own_groups() {
   groups.resize(static_cast<std::size_t>(std::max(count, 0)));
   groups.push_back(::getegid());
   std::ranges::sort(groups);
-  const auto [first, last] = std::ranges::unique(groups);
-  groups.erase(first, last);
+  groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
   return groups;
 }
 

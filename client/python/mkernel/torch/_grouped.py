@@ -202,6 +202,6 @@ def grouped_mm(input: torch.Tensor, mat2: torch.Tensor, *, offs: Optional[torch.
 
     Everything else that torch._grouped_mm() takes, and what is no bf16 or f16, runs there and is counted with its reason
     (counters()["fallbacks"]); so are calls in a process without init(). Errors: InvalidArgument (shapes that do not fit; bad offs,
-    on a GPU by synchronize()), and those of torch._grouped_mm()."""
+    on a GPU by synchronize(), where an entry beyond the rows may read 2147483647), and those of torch._grouped_mm()."""
     result: torch.Tensor = torch.ops.mkernel.grouped_mm(input, mat2, offs, bias, out_dtype)
     return result

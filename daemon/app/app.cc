@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "daemon/app/handler_loop.h"
 #include "daemon/app/verbs_rails.h"
 #include "daemon/observe/log.h"
 #include "daemon/rpc/grpc_wire.h"
@@ -126,8 +127,7 @@ Status App::start() {
 }
 
 void App::run() {
-  slices_.begin();
-  while (io_.run_one() > 0) slices_.end_slice();
+  run_handlers(io_, slices_);
 }
 
 Status App::open_peer_links() {

@@ -1,10 +1,18 @@
-// How long one thread is busy without looking after anything else: the longest slice of its processor time,
-// and how many slices were longer than the bound that the daemon promises.
+// How long one thread does one thing without looking after anything else: the longest slice, and how many
+// slices were longer than the bound that the daemon promises, by three clocks.
 //
-// A slice is what a thread does between two calls of end_slice(): a command, a round, a handler. Processor
-// time costs a system call, so it is read only when more than a millisecond of wall time has passed since the
-// last reading. While slices are short, even the wall clock is looked at every sixteenth time only: that they
-// are short the processor's time stamp counter says, at a third of the price.
+// A slice is what a thread does between two calls of end_slice(): a command, a round, a handler. A wait that
+// the thread chose, for its next command, is no part of a slice. Of a slice count
+//   - processor time: how long the thread ran;
+//   - wall time: how long others had to wait for it;
+//   - sleep: wall time in which the thread neither ran nor stood in line for a processor. It then slept in
+//     something that it did not choose to wait for: a page fault, a lock, a close() that blocks. A busy
+//     machine makes wall time long and leaves this at zero.
+//
+// Processor time and the time in line cost a system call each, so they are read only when more than a
+// millisecond of wall time has passed since the last reading. While slices are short, even the wall clock is
+// looked at every sixteenth time only: that they are short the processor's time stamp counter says, at a
+// third of the price.
 #pragma once
 
 #include <atomic>
@@ -12,13 +20,20 @@
 #include <cstdint>
 
 #include "daemon/base/clock.h"
+#include "proto/ipc/fd.h"
 
 namespace mkernel::base {
 
-/// What a meter has seen.
+/// What a meter has seen. The longest of a kind is 0 while no slice took a millisecond of wall time; `over`
+/// counts slices of more than SliceMeter::kLimit.
 struct SliceTimes {
-  std::chrono::nanoseconds longest{0};  ///< 0: all were shorter than a millisecond
-  std::uint64_t over_limit = 0;         ///< slices of more than SliceMeter::kLimit
+  std::chrono::nanoseconds longest{0};  ///< processor time
+  std::uint64_t over_limit = 0;
+  std::chrono::nanoseconds longest_wall{0};
+  std::uint64_t wall_over_limit = 0;
+  std::chrono::nanoseconds longest_asleep{0};
+  std::uint64_t asleep_over_limit = 0;
+  bool knows_sleep = false;  ///< false: the kernel keeps no time in line, and the two above say nothing
 };
 
 /// Thread rule: begin(), end_slice() and woke_up() by the measured thread; times() by any.
@@ -38,13 +53,10 @@ class SliceMeter {
     }
     look(now);
   }
-  /// The thread has slept: the next slice begins now.
+  /// The thread has waited for something to do, as it chose: the next slice begins now.
   void woke_up();
 
-  SliceTimes times() const {
-    return {std::chrono::nanoseconds(longest_.load(std::memory_order_relaxed)),
-            over_limit_.load(std::memory_order_relaxed)};
-  }
+  SliceTimes times() const;
 
  private:
   static constexpr std::chrono::milliseconds kWorthReading{1};
@@ -58,22 +70,41 @@ class SliceMeter {
     return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
 #endif
   }
+  /// The longest slice by one clock, and how many were over the limit.
+  class Longest {
+   public:
+    void record(std::chrono::nanoseconds slice);
+    std::chrono::nanoseconds longest() const {
+      return std::chrono::nanoseconds(longest_.load(std::memory_order_relaxed));
+    }
+    std::uint64_t over_limit() const { return over_limit_.load(std::memory_order_relaxed); }
+
+   private:
+    std::atomic<std::int64_t> longest_{0};
+    std::atomic<std::uint64_t> over_limit_{0};
+  };
+  /// What the thread's time went to.
+  struct Spent {
+    std::chrono::nanoseconds busy{0}, in_line{0};
+  };
+
+  void begin_slice();
   void look(std::uint64_t now_ticks);
   void learn_ticks(TimePoint now, std::uint64_t now_ticks);
-  std::chrono::nanoseconds read_busy(TimePoint now);
-  void record(std::chrono::nanoseconds busy);
+  Spent read_spent(TimePoint now);
 
   std::uint64_t ticks_began_ = 0;  ///< time stamp counter when the slice began
   std::uint64_t short_ticks_ = 0;  ///< kShort in ticks; 0 until the length of a tick is known
+  std::uint32_t unseen_ = 0;       ///< short slices since the last look
   double ns_per_tick_ = 0;
   TimePoint first_look_{};
   std::uint64_t first_ticks_ = 0;
   TimePoint last_look_{};
   TimePoint last_reading_{};
-  std::chrono::nanoseconds busy_at_reading_{0};
-  std::uint32_t unseen_ = 0;  ///< short slices since the last look
-  std::atomic<std::int64_t> longest_{0};
-  std::atomic<std::uint64_t> over_limit_{0};
+  Spent at_reading_;
+  ipc::UniqueFd in_line_;  ///< the thread's schedstat; none: the kernel keeps no time in line
+  Longest busy_, wall_, asleep_;
+  std::atomic<bool> knows_sleep_{false};
 };
 
 }  // namespace mkernel::base

@@ -125,6 +125,7 @@ void Rail::rest() {
       throttled = true;
     }
   }
+  meter_.end_slice();
   if (attentive || throttled || !chores_.empty()) {
     sleeper_.wait(options_.nap);
   } else {

@@ -1,5 +1,8 @@
 #include "daemon/rpc/control_rows.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "daemon/base/hex.h"
 
 namespace mkernel::rpc {
@@ -171,6 +174,29 @@ void fill(const session::ChannelSnapshot& from, v1::Channel& to) {
 void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply) {
   for (const topology::RdmaDevice& device : devices) {
     for (const topology::RdmaPort& port : device.ports) fill(device, port, *reply.add_devices());
+  }
+}
+
+void fill(const base::SliceTimes& from, v1::ThreadSlices& to) {
+  using Milliseconds = std::chrono::duration<double, std::milli>;
+  to.set_longest_ms(Milliseconds(from.longest).count());
+  to.set_over_limit(from.over_limit);
+  to.set_longest_wall_ms(Milliseconds(from.longest_wall).count());
+  to.set_wall_over_limit(from.wall_over_limit);
+  if (!from.knows_sleep) return;
+  to.set_longest_asleep_ms(Milliseconds(from.longest_asleep).count());
+  to.set_asleep_over_limit(from.asleep_over_limit);
+}
+
+void fill_worst(v1::Status& status) {
+  for (const v1::ThreadSlices& row : status.slices()) {
+    status.set_longest_slice_ms(std::max(status.longest_slice_ms(), row.longest_ms()));
+    status.set_slices_over_limit(status.slices_over_limit() + row.over_limit());
+    status.set_longest_wall_ms(std::max(status.longest_wall_ms(), row.longest_wall_ms()));
+    status.set_walls_over_limit(status.walls_over_limit() + row.wall_over_limit());
+    if (!row.has_longest_asleep_ms()) continue;
+    status.set_longest_asleep_ms(std::max(status.longest_asleep_ms(), row.longest_asleep_ms()));
+    status.set_asleep_over_limit(status.asleep_over_limit() + row.asleep_over_limit());
   }
 }
 

@@ -16,6 +16,10 @@ void fill(const session::RegionSnapshot& from, v1::Region& to);
 void fill(const session::ChannelSnapshot& from, v1::Channel& to);
 void fill(const DaemonSnapshot& from, v1::Daemon& to);
 void fill(const transport::LinkShape& from, v1::Link& to);
+/// All but the thread's name.
+void fill(const base::SliceTimes& from, v1::ThreadSlices& to);
+/// The longest slices and counts of all threads, from their rows.
+void fill_worst(v1::Status& status);
 /// A row per port.
 void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply);
 

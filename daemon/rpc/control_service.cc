@@ -63,13 +63,10 @@ void fill_status(ControlBackend& backend, v1::Status& status) {
   status.set_healthy(daemon.problems.empty());
   for (const std::string& problem : daemon.problems) status.add_reasons(problem);
   for (const auto& [thread, times] : daemon.slices) {
-    v1::ThreadSlices& row = *status.add_slices();
-    row.set_thread(thread);
-    row.set_longest_ms(std::chrono::duration<double, std::milli>(times.longest).count());
-    row.set_over_limit(times.over_limit);
-    status.set_longest_slice_ms(std::max(status.longest_slice_ms(), row.longest_ms()));
-    status.set_slices_over_limit(status.slices_over_limit() + row.over_limit());
+    status.add_slices()->set_thread(thread);
+    fill(times, *status.mutable_slices(status.slices_size() - 1));
   }
+  fill_worst(status);
 }
 
 LinkChange to_change(const v1::LinkRequest& request) {

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import types
 import unittest
 from unittest import mock
 
@@ -38,11 +40,17 @@ def held_session(channel, path):
     channel.hear(60.0)
 
 
+def said(clock, longest_ms, over):
+    """What a daemon says of its control thread, all of it short but by this clock."""
+    row = {"thread": "control"} | {key: 0 for c in ("", "wall_", "asleep_") for key in (f"longest_{c}ms", f"{c}over_limit")}
+    return cluster_stage.slices_of({"status": {"slices": [row | {f"longest_{clock}ms": longest_ms, f"{clock}over_limit": over}]}})
+
+
 class Chaos(unittest.TestCase):
-    def run_step(self, function):
+    def run_step(self, function, busy=0):
         """The only line that a campaign of one step writes."""
         with tempfile.TemporaryDirectory() as folder:
-            campaign = Campaign([Step("step", 1, function, ("tcp",))], 1, ["tcp"], Log(folder), False, say=lambda *_: None)
+            campaign = Campaign([Step("step", 1, function, ("tcp",))], 1, ["tcp"], Log(folder), False, say=lambda *_: None, busy=busy)
             try:
                 campaign.run(campaign.plan(), 300, 1, False)
             finally:
@@ -56,8 +64,13 @@ class Chaos(unittest.TestCase):
         for text in texts:
             self.assertIn(text, line["why"])
 
-    def test_a_step_that_harms_nobody_holds(self):
-        line = self.run_step(lambda scene: {"said": scene.random.random()})
+    def test_a_step_that_harms_nobody_holds_on_a_busy_machine(self):
+        """Threads that stand in line for a processor, in the middle of their work and of their own look at the clocks, do not sleep."""
+        def traffic(scene):
+            scene.spawn(processes.traffic, scene.cluster.sockets(), "busy").hear()
+            scene.pause(1.0, 1.0)
+            return {"said": scene.random.random()}
+        line = self.run_step(traffic, busy=2 * os.cpu_count())
         self.assertEqual(line["verdict"], "held", line)
         self.assertGreaterEqual(line["bystander"]["transfers"], 5)
 
@@ -95,8 +108,7 @@ class Chaos(unittest.TestCase):
 
         def pretend(scene):
             done.append(scene)
-            row = {"thread": "control", "longest_ms": longest_ms, "over_limit": 1000 + min(len(done), times)}
-            scene.cluster.slices_now = lambda daemon: cluster_stage.slices_of({"status": {"slices": [row]}})
+            scene.cluster.slices_now = lambda daemon: said("", longest_ms, 1000 + min(len(done), times))
             scene.cluster.sanitized = lambda: False  # whose slices are not judged
             stolen = mock.patch.object(cluster_stage.levels, "stolen_ticks", lambda now=scene.cluster.stolen: now + stolen_ticks)
             stolen.start()
@@ -104,7 +116,49 @@ class Chaos(unittest.TestCase):
         return pretend
 
     def test_long_slices_are_found_when_they_come_again(self):
-        self.assert_violated(self.long_slices(10.1, times=3), "each of 3 tries", "tcp1 control: 1 over 10 ms, the longest ever 10.1 ms")
+        self.assert_violated(self.long_slices(10.1, times=3), "each of 3 tries", "tcp1 control: 1 over 10 ms of processor time, the longest ever 10.1 ms")
+
+    def test_sleep_is_judged_and_wall_time_is_not(self):
+        for clock, texts in (("", ["tcp0 control: 2 over 10 ms of processor time, the longest ever 300.0 ms"]), ("wall_", []),
+                             ("asleep_", ["tcp0 control: 2 over 10 ms of sleep, the longest ever 300.0 ms"])):
+            cluster = cluster_stage.Cluster("tcp", None, 0)
+            cluster.daemons, cluster.stolen = [types.SimpleNamespace(name="tcp0")], cluster_stage.levels.stolen_ticks()
+            cluster.slices, cluster.sanitized = {"tcp0": said(clock, 4.0, 5)}, lambda: False
+            cluster.slices_now = lambda daemon: said(clock, 300.0, 7)
+            with mock.patch.object(cluster_stage.levels, "stolen_ticks", lambda: cluster.stolen):
+                worst, over = cluster.check_slices()
+            self.assertEqual(over, texts)
+            self.assertEqual(max(worst.values()), 300.0)
+
+    def test_a_kernel_that_does_not_show_sleep_is_not_taken_for_one_without(self):
+        row = {"thread": "control", "longest_ms": 1, "over_limit": 0, "longest_wall_ms": 30, "wall_over_limit": 1,
+               "longest_asleep_ms": None, "asleep_over_limit": None}
+        seen = cluster_stage.slices_of({"status": {"slices": [row]}})
+        self.assertEqual(seen, {("control", "processor time"): (1, 0), ("control", "wall time"): (30, 1)})
+
+    def test_threads_that_sleep_in_their_work_are_found(self):
+        def stop_while_it_works(scene):
+            """Traffic keeps the proxies of a daemon in their rounds, and there they are stopped."""
+            daemon = scene.cluster.daemons[0]
+            scene.cluster.sanitized = lambda: False
+            before = scene.cluster.slices_now(daemon)
+            scene.spawn(processes.traffic, scene.cluster.sockets(), "stopped").hear()
+
+            def slept():
+                daemon.process.send_signal(signal.SIGSTOP)
+                time.sleep(0.02)
+                daemon.process.send_signal(signal.SIGCONT)
+                return any(clock == "sleep" and count > before[thread, clock][1]
+                           for (thread, clock), (_, count) in scene.cluster.slices_now(daemon).items())
+            if not any(clock == "sleep" for _, clock in before):
+                raise Skip("this kernel does not say how long threads wait for processors")
+            wait_until(slept, "a proxy is stopped in a round")
+        line = self.run_step(stop_while_it_works)
+        if line["verdict"] == "skipped":
+            self.skipTest(line["why"])
+        self.assertEqual(line["verdict"], "violated", line)
+        self.assertIn("each of 3 tries", line["why"])
+        self.assertIn("over 10 ms of sleep", line["why"])
 
     def test_a_long_slice_that_does_not_come_again_is_the_machines(self):
         for times in (1, 2):

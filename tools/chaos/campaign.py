@@ -77,14 +77,23 @@ def brief(text, most=300):
     return line if len(line) <= most else line[:most] + " ..."
 
 
+def spin(channel):
+    """A process that keeps a processor busy until it is ended."""
+    while True:
+        pass
+
+
 class Campaign:
-    def __init__(self, steps, seed, kinds, log, private_network, say=print):
+    """`busy`: how many processes beside it want a processor all the time."""
+
+    def __init__(self, steps, seed, kinds, log, private_network, say=print, busy=0):
         self.steps, self.seed, self.kinds, self.say = {s.name: s for s in steps}, seed, kinds, say
         self.log, self.private_network = log, private_network
+        self.busy = [Child(spin) for _ in range(busy)]
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-chaos-"))
         self.folder.chmod(0o755)  # tenants of other users reach the sockets
         self.clusters, self.done, self.skipped, self.violations = {}, [], {}, []
-        self.worst_slice_ms, self.bystander = 0.0, {"transfers": 0, "bytes": 0, "worst_ms": 0.0}
+        self.worst_slices_ms, self.bystander = {}, {"transfers": 0, "bytes": 0, "worst_ms": 0.0}
 
     def write(self, **line):
         self.log.write(json.dumps(line) + "\n")
@@ -177,7 +186,8 @@ class Campaign:
         for key in ("transfers", "bytes"):
             self.bystander[key] += checked["bystander"][key]
         self.bystander["worst_ms"] = max(self.bystander["worst_ms"], checked["bystander"]["worst_ms"])
-        self.worst_slice_ms = max(self.worst_slice_ms, checked["longest_slice_ms"])
+        for clock, longest in checked["longest_slices_ms"].items():
+            self.worst_slices_ms[clock] = max(self.worst_slices_ms.get(clock, 0.0), longest)
         return True
 
     def abandon(self, kind):
@@ -200,4 +210,6 @@ class Campaign:
                 self.violations.append({"step": "end", "name": "stop", "transport": kind, "why": problem})
                 self.say(f" end {problem}")
         self.clusters.clear()
+        for child in self.busy:
+            child.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

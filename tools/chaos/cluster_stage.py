@@ -19,14 +19,22 @@ SETTINGS = {
 }
 NOFILE = 8192
 NODES = {"tcp": 2, "emulated": 3}
-SLICE_LIMIT_MS = 10  # of a proxy or control thread's processor time, for whatever anybody does; the daemons count by it
+SLICE_LIMIT_MS = 10  # of a proxy or control thread's processor time and sleep, for whatever anybody does; the daemons count by it
+JUDGED = ("processor time", "sleep")
 BACK_WITHIN = 30.0   # seconds until everything is back where it was
 RSS_TOLERANCE, THREAD_TOLERANCE = 64 * levels.MIB, 8
 
 
 def slices_of(status):
-    """{thread: (its longest slice in ms, how many were over the limit)}: the daemon's own counters."""
-    return {row["thread"]: (row["longest_ms"], int(row["over_limit"])) for row in status["status"]["slices"]}
+    """{(thread, clock): (its longest slice in ms, how many were over the limit)}: the daemon's own counters. Without "sleep" where
+    the kernel does not say how long threads wait for processors."""
+    found = {}
+    for row in status["status"]["slices"]:
+        for clock, longest, over in (("processor time", "longest_ms", "over_limit"), ("wall time", "longest_wall_ms", "wall_over_limit"),
+                                     ("sleep", "longest_asleep_ms", "asleep_over_limit")):
+            if row[longest] is not None:
+                found[row["thread"], clock] = row[longest], int(row[over])
+    return found
 
 
 class Cluster:
@@ -120,20 +128,27 @@ class Cluster:
         return report
 
     def check_slices(self):
-        """(the longest slice in ms, a text for each thread with slices over the limit since they were looked at last). A sanitizer's
-        build is too slow to compare. What a host took from this virtual machine is in the processor time of the thread that ran, and
-        may explain what is above the limit."""
+        """({clock: its longest slice in ms since they were looked at last, if it is the longest ever}, a text for each thread and clock
+        with slices over the limit since then). A sanitizer's build is too slow to compare. What a host took from this virtual machine
+        is in the time of the thread that ran, and may explain what is above the limit. Wall time is not judged: a busy machine makes it
+        long, and what of it the daemon is to blame for is in the two other clocks."""
         ticks = levels.stolen_ticks()
         stolen, self.stolen = levels.stolen_ns(self.stolen, ticks) / 1e6, ticks
-        worst, over = 0.0, []
+        worst, over = {}, []
         for daemon in self.daemons:
             before, self.slices[daemon.name] = self.slices[daemon.name], self.slices_now(daemon)
-            for thread, (longest, count) in self.slices[daemon.name].items():
-                worst, more = max(worst, longest), count - before.get(thread, (0, 0))[1]
-                if more > 0 and longest > SLICE_LIMIT_MS + stolen and not self.sanitized():
-                    over.append(f"{daemon.name} {thread}: {more} over {SLICE_LIMIT_MS} ms, the longest ever {longest:.1f} ms"
+            for (thread, clock), (longest, count) in self.slices[daemon.name].items():
+                longest_before, count_before = before.get((thread, clock), (0, 0))
+                worst[clock] = max(worst.get(clock, 0.0), longest if longest > longest_before else 0.0)
+                more = count - count_before
+                if clock in JUDGED and more > 0 and longest > SLICE_LIMIT_MS + stolen and not self.sanitized():
+                    over.append(f"{daemon.name} {thread}: {more} over {SLICE_LIMIT_MS} ms of {clock}, the longest ever {longest:.1f} ms"
                                 + (f", and {stolen:.0f} ms were stolen from this machine" if stolen else ""))
         return worst, over
+
+    def leave_out_slices(self, daemon):
+        """The slices of this daemon until now are not judged: somebody stopped it."""
+        self.slices[daemon.name] = self.slices_now(daemon)
 
     def sanitized(self):
         return self.before[self.daemons[0].name].sanitized
@@ -159,7 +174,7 @@ class Cluster:
         now = self.check_levels()
         self.check_alive()
         return {"bystander": {k: report[k] for k in ("transfers", "bytes", "worst_ms")}, "levels": now,
-                "longest_slice_ms": worst, "long_slices": long_slices}
+                "longest_slices_ms": worst, "long_slices": long_slices}
 
     def restart(self, daemon):
         """A daemon that has ended comes back, everybody finds it, the bystander forms its group anew."""

@@ -216,6 +216,10 @@ def stop_daemon(scene):
         scene.pause(0.1, 1.5)
     finally:
         daemon.process.send_signal(signal.SIGCONT)
+    scene.cluster.wait_for_peers()
+    scene.cluster.check_bystander()  # every proxy has had a round of its own
+    scene.cluster.leave_out_slices(daemon)
+    scene.cluster.bystander.say(do="go")
     return {"daemon": daemon.name}
 
 

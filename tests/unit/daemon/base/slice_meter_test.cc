@@ -1,10 +1,14 @@
 #include "daemon/base/slice_meter.h"
 
 #include <doctest/doctest.h>
+#include <sched.h>
 
+#include <atomic>
 #include <ctime>
+#include <thread>
 #include <utility>
 
+#include "daemon/base/thread.h"
 #include "daemon/base/work_budget.h"
 #include "tests/support/thread_time.h"
 
@@ -100,7 +104,7 @@ TEST_CASE("time in which the thread did not run does not count") {
     meter.end_slice();
     return meter.times().over_limit == 0;
   }));
-  CHECK(uninterrupted([&pause] {  // asleep between two slices
+  CHECK(uninterrupted([&pause] {  // waits between two slices
     SliceMeter meter;
     meter.begin();
     burn_slice(meter, milliseconds(7));
@@ -109,6 +113,75 @@ TEST_CASE("time in which the thread did not run does not count") {
     burn_slice(meter, milliseconds(7));
     return meter.times().over_limit == 0;
   }));
+}
+
+TEST_CASE("a sleep inside a slice is seen, a wait between two slices is not") {
+  const timespec pause{0, 30 * 1000 * 1000};
+  CHECK(uninterrupted([&pause] {
+    SliceMeter meter;
+    meter.begin();
+    burn_slice(meter, milliseconds(2));
+    ::nanosleep(&pause, nullptr);
+    burn_slice(meter, milliseconds(2));
+    const SliceTimes seen = meter.times();
+    return seen.longest_wall >= milliseconds(32) && seen.wall_over_limit >= 1 &&
+           (!seen.knows_sleep || (seen.longest_asleep >= milliseconds(28) && seen.asleep_over_limit == 1));
+  }));
+  bool calm = false;  // a busy machine may hold up the slices as well
+  for (int i = 0; i < 20 && !calm; ++i) {
+    SliceMeter meter;
+    meter.begin();
+    for (int slice = 0; slice < 2; ++slice) {
+      burn(milliseconds(2));
+      meter.end_slice();
+      ::nanosleep(&pause, nullptr);
+      meter.woke_up();
+    }
+    calm = meter.times().wall_over_limit == 0 && meter.times().longest_wall >= milliseconds(2);
+  }
+  CHECK(calm);
+}
+
+/// Uses up the processor that the calling thread has been kept on, until it ends.
+class Rival {
+ public:
+  explicit Rival(std::uint32_t cpu)
+      : thread_([this, cpu] {
+          static_cast<void>(pin_this_thread({{cpu}}));
+          while (!stop_) cpu_relax();
+        }) {}
+  ~Rival() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+TEST_CASE("a thread that stands in line for a processor is late and does not sleep") {
+  SliceTimes seen;
+  std::thread measured([&seen] {  // which may be kept on one processor without harm to other tests
+    const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
+    if (!pin_this_thread({{cpu}}).ok()) return;
+    const Rival rival(cpu);
+    for (int i = 0; i < 20; ++i) {  // a host may take the processor away, which some kernels show as a sleep
+      SliceMeter meter;
+      meter.begin();
+      while (meter.times().wall_over_limit < 3)
+        burn_slice(meter, milliseconds(9));  // the rival has its turns
+      seen = meter.times();
+      if (seen.asleep_over_limit == 0) return;
+    }
+  });
+  measured.join();
+  SliceMeter older;  // a thread that has just begun knows as much as one that has run for long
+  older.begin();
+  CHECK(seen.knows_sleep == older.times().knows_sleep);
+  CHECK(seen.wall_over_limit == 3);
+  CHECK(seen.longest_wall > seen.longest);
+  CHECK(seen.asleep_over_limit == 0);
 }
 
 TEST_CASE("a budget ends with its time, is looked at every so many steps, and may be endless") {

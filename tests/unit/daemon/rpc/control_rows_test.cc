@@ -67,6 +67,12 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(json("status")["status"]["slices_over_limit"] == 3);
   CHECK(json("status")["status"]["slices"][0]["thread"] == "control");
   CHECK(json("status")["status"]["slices"][0]["longest_ms"] == 2.5);
+  CHECK(json("status")["status"]["longest_wall_ms"] == 40.0);
+  CHECK(json("status")["status"]["walls_over_limit"] == 5);
+  CHECK(json("status")["status"]["longest_asleep_ms"] == 30.0);
+  CHECK(json("status")["status"]["asleep_over_limit"] == 1);
+  CHECK(json("status")["status"]["slices"][0]["longest_wall_ms"] == 40.0);
+  CHECK(json("status")["status"]["slices"][1]["longest_asleep_ms"].is_null());
   CHECK(json("groups")["groups"].empty());
   CHECK(json("channels")["channels"].size() == 1);
   CHECK(json("channels --all")["channels"].size() == 3);
@@ -87,6 +93,15 @@ TEST_CASE("by default a table has what one looks for, with -o wide all fields") 
   CHECK(contains(peers, "degraded"));
   CHECK(contains(peers, "nodeB: rail 0 is not connected; rail 1 was lost: x: pulled"));
   CHECK(contains(mkctl(served.socket, "channels"), "PUTS/S"));
+}
+
+TEST_CASE("sleep that the kernel does not show is left out, instead of being 0") {
+  Served served;
+  served.daemon.knows_sleep = false;
+  const auto json = nlohmann::json::parse(mkctl(served.socket, "status -o json").output);
+  CHECK(json.at("status").at("longest_asleep_ms").is_null());
+  CHECK(json.at("status").at("asleep_over_limit").is_null());
+  CHECK(json.at("status").at("longest_wall_ms") == 40.0);
 }
 
 TEST_CASE("bytes that nobody counts are left out, instead of being 0") {

@@ -39,8 +39,14 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.transports = {"emulated"};
     seen.proxies = 2;
     seen.problems = problems;
-    seen.slices = {{"control", {std::chrono::microseconds(2500), 0}},
-                   {"mk-proxy-0", {std::chrono::milliseconds(12), 3}}};
+    base::SliceTimes control{std::chrono::microseconds(2500), 0, std::chrono::milliseconds(40), 2};
+    if (knows_sleep) {
+      control.knows_sleep = true;
+      control.longest_asleep = std::chrono::milliseconds(30);
+      control.asleep_over_limit = 1;
+    }
+    seen.slices = {{"control", control},
+                   {"mk-proxy-0", {std::chrono::milliseconds(12), 3, std::chrono::milliseconds(13), 3}}};
     seen.ports.resize(nic_rails);
     return seen;
   }
@@ -116,6 +122,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     return std::vector<session::ChannelSnapshot>(all ? 3 : 1);
   }
 
+  bool knows_sleep = true;
   std::vector<std::string> problems;
   transport::LinkShape shape;
   std::atomic<bool> machine_unreadable = false;

@@ -4,7 +4,7 @@ import unittest
 
 from torch_test import PATIENCE, main  # skips where there is no PyTorch
 
-from mkernel.errors import InvalidArgument
+from mkernel.errors import InvalidArgument, Unavailable
 from mkernel.torch._rendezvous import Rendezvous
 
 RANKS = (0, 1)
@@ -33,9 +33,9 @@ class Store:
         return True
 
 
-def attempt(rank, store, lanes, joined):
+def attempt(rank, store, lanes, joined, number=1):
     """One init() of a rank: the name that it agreed on. `joined`: a barrier, as joining the group is one."""
-    rendezvous = Rendezvous(store, Store({}), RANKS, rank, {"group": "world", "lanes": lanes}, PATIENCE)
+    rendezvous = Rendezvous(store, Store({}), RANKS, rank, {"group": "world", "lanes": lanes}, PATIENCE, number)
     try:
         name, _ = rendezvous.agree()
         joined.wait(PATIENCE)
@@ -85,6 +85,27 @@ class RendezvousTest(unittest.TestCase):
             thread.join(3 * PATIENCE)
         self.assertEqual(failures, [])
         self.assertTrue(rank_1_has_looked.is_set() and rank_0_is_back.is_set())
+        self.assertEqual(names[0], names[1])
+
+
+    def test_a_rank_that_cannot_come_ends_the_others_at_once_and_may_come_later(self):
+        """Rank 1 fails before it meets the others, for example for want of a daemon. Rank 0 once waited for it until its time was
+        up, which is five minutes here, and was told that rank 1 had not called init."""
+        values = {}
+        store = Store(values)
+        Rendezvous(store, Store({}), RANKS, 1, {"group": "world"}, PATIENCE).refuse(FileNotFoundError("/nope"))
+        waiting = Rendezvous(store, Store({}), RANKS, 0, {"group": "world"}, 300.0)
+        with self.assertRaisesRegex(Unavailable, r"rank 1 \(global 1\) cannot come: FileNotFoundError: /nope"):
+            waiting.agree()
+        waiting.end()
+
+        names, joined = {}, threading.Barrier(len(RANKS))
+        ranks = [threading.Thread(target=lambda rank=rank: names.update({rank: attempt(rank, store, 64, joined, 2)})) for rank in RANKS]
+        for thread in ranks:  # rank 0 is first, and finds the failure of the attempt before
+            thread.start()
+        for thread in ranks:
+            thread.join(PATIENCE)
+        self.assertEqual(len(names), 2)
         self.assertEqual(names[0], names[1])
 
 

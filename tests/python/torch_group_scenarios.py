@@ -57,6 +57,9 @@ def agreement():
     with raises(mkernel.InvalidArgument, "lanes differs between ranks", "rank 0 has 8"):
         init(socket=SOCKET, lanes=8 + RANK, timeout=TIMEOUT)
     wrong_arguments(init)
+    # One that has no daemon says so: the others once waited for it as long as they were ready to, which is longer than the test.
+    with raises(mkernel.Unavailable, "/nowhere", *(["rank 1", "cannot come"] if RANK != 1 else [])):
+        init(socket="/nowhere" if RANK == 1 else SOCKET, timeout=3600)
     init(socket=SOCKET, timeout=TIMEOUT)
     call(name)
     options_of_a_second_init(init)

@@ -1,11 +1,13 @@
 """Groups of mkernel for process groups of c10d."""
 
+import contextlib
 import ctypes
 import os
 import secrets
 import threading
 import weakref
-from typing import Any, NamedTuple, Optional
+from collections import Counter
+from typing import Any, Iterator, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
@@ -86,6 +88,7 @@ class _State:
     by_name: "dict[str, tuple[Any, Membership]]" = {}  # with the process group, weakly
     sessions: "dict[tuple[str, int], Session]" = {}
     alone: "dict[Session, Membership]" = {}  # groups of this process alone
+    attempts: "Counter[str]" = Counter()  # of init(), by process group
     forked = False
 
 
@@ -113,24 +116,25 @@ def init(process_group: Optional[Any] = None, *, socket: Optional[Path] = None, 
     for all ranks to come, for the group to form, and for making an operation.
 
     Errors: DeadlineExceeded (who is missing), InvalidArgument (process groups or options that differ between ranks or from those of the
-    group that is there, naming both; a GPU that is not there), FailedPrecondition (torch.distributed is not initialized), and those of
-    connect() and join()."""
+    group that is there, naming both; a GPU that is not there), FailedPrecondition (torch.distributed is not initialized), Unavailable (a
+    rank that cannot come, and why), and those of connect() and join()."""
     chosen = process_group_of("init: process_group", process_group)
     if chosen is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(chosen) < 0:
         raise InvalidArgument("init: this process is no member of the process group: only its members call init")
-    asked = _Asked(
-        None if socket is None else path("init: socket", socket),
-        None if device is None else _ordinal("init: device", device),
-        None if lanes is None else integer("init: lanes", lanes, 1, U32_MAX),
-        None if max_plans is None else integer("init: max_plans", max_plans, 1, U32_MAX),
-        None if timeout is None else seconds("init: timeout", timeout),
-    )
     ranks = tuple(dist.get_process_group_ranks(chosen))
     name = str(chosen.group_name)
     _forget_ended()
+    with _others_hear(chosen, ranks):
+        asked = _Asked(
+            None if socket is None else path("init: socket", socket),
+            None if device is None else _ordinal("init: device", device),
+            None if lanes is None else integer("init: lanes", lanes, 1, U32_MAX),
+            None if max_plans is None else integer("init: max_plans", max_plans, 1, U32_MAX),
+            None if timeout is None else seconds("init: timeout", timeout),
+        )
     found = _State.by_ranks.get(ranks)
     if found is None:
-        found = _make(chosen, name, ranks, *asked)
+        found = _make(chosen, ranks, *asked)
         _State.by_ranks[ranks] = found
     else:
         asked.compare(found)
@@ -192,26 +196,45 @@ def _ordinal(field: str, device: "Device | str") -> int:
     return found
 
 
-def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: Optional[str], device: Optional[int], lanes: Optional[int],
+def _rendezvous(process_group: Any, ranks: "tuple[int, ...]", facts: "dict[str, Any]", timeout: float) -> Rendezvous:
+    store = c10d.PrefixStore("mkernel", c10d._get_process_group_store(process_group))
+    world = c10d.PrefixStore("mkernel", c10d._get_default_store())
+    name = str(process_group.group_name)
+    _State.attempts[name] += 1
+    return Rendezvous(store, world, ranks, dist.get_rank(process_group), {"group": name, **facts}, timeout, _State.attempts[name])
+
+
+@contextlib.contextmanager
+def _others_hear(process_group: Any, ranks: "tuple[int, ...]") -> Iterator[None]:
+    """What goes wrong before the ranks have met ends the wait of the others too, with the reason."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001: whatever it is, the others wait for this rank
+        if ranks not in _State.by_ranks:
+            _rendezvous(process_group, ranks, {}, 1.0).refuse(error)
+        raise
+
+
+def _make(process_group: Any, ranks: "tuple[int, ...]", socket: Optional[str], device: Optional[int], lanes: Optional[int],
           max_plans: Optional[int], timeout: Optional[float]) -> Membership:
     socket, timeout = DEFAULT_SOCKET if socket is None else socket, 60.0 if timeout is None else timeout
     lanes, max_plans = 64 if lanes is None else lanes, _PLANS if max_plans is None else max_plans
-    if device is None:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else -1
-    session = _State.sessions.get((socket, device))
-    if session is None:
-        session = connect(socket, name=f"torch rank {dist.get_rank()}", device=device, timeout=min(timeout, 10.0))
-    store = c10d.PrefixStore("mkernel", c10d._get_process_group_store(process_group))
-    world = c10d.PrefixStore("mkernel", c10d._get_default_store())
-    rank = dist.get_rank(process_group)
-    facts = {"group": name, "lanes": lanes, "max_plans": max_plans, "gpu": device >= 0, "version": __version__}
-    rendezvous = Rendezvous(store, world, ranks, rank, facts, timeout)
+    with _others_hear(process_group, ranks):
+        if device is None:
+            device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+        session = _State.sessions.get((socket, device))
+        if session is None:
+            session = connect(socket, name=f"torch rank {dist.get_rank()}", device=device, timeout=min(timeout, 10.0))
+    facts = {"lanes": lanes, "max_plans": max_plans, "gpu": device >= 0, "version": __version__}
+    rendezvous = _rendezvous(process_group, ranks, facts, timeout)
     try:
         group_name, secret = rendezvous.agree()
+        rank = dist.get_rank(process_group)
         group = session.join(group_name, len(ranks), rank, lanes=lanes, region_capacity=min(256, 2 * max_plans + 16),
                              timeout=timeout, secret=secret)
     finally:
         rendezvous.end()
+        _State.attempts[str(process_group.group_name)] = rendezvous.attempt  # ranks that have met count alike
     _State.sessions[(socket, device)] = session
     return Membership(group, dist.group.WORLD, max_plans)
 

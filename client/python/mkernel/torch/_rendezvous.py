@@ -8,24 +8,27 @@ import os
 import time
 from typing import Any, Optional, Sequence
 
-from mkernel.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from mkernel.errors import DeadlineExceeded, Error, InvalidArgument, Unavailable
 
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 0.5  # between two looks at what missing ranks do instead
 
 
 class Rendezvous:
-    """One rank's part. `store`: of the process group; `world`: of all processes.
+    """One rank's part. `store`: of the process group; `world`: of all processes. `attempt`: how often this rank has tried, this time
+    included; ranks that make the same calls count alike.
 
-    Keys of `store`: here/RANK says that a rank has come, and with which facts; read/DIGEST/RANK that it has read those of all;
-    offer/DIGEST holds what rank 0 chose. DIGEST is of the nonces of all ranks: what earlier attempts left behind fits no later one.
+    Keys of `store`: here/RANK says that a rank has come, and with which facts; failed/RANK that it could not come, to which attempt,
+    and why; read/DIGEST/RANK that it has read the facts of all; offer/DIGEST holds what rank 0 chose. DIGEST is of the nonces of all ranks: what earlier attempts left behind fits no later one.
     Keys of `world`: now/RANK says for which process group that process waits."""
 
-    def __init__(self, store: Any, world: Any, ranks: "Sequence[int]", rank: int, facts: "dict[str, Any]", timeout: float) -> None:
+    def __init__(self, store: Any, world: Any, ranks: "Sequence[int]", rank: int, facts: "dict[str, Any]", timeout: float,
+                 attempt: int = 1) -> None:
         self._store, self._world = store, world
         self._ranks, self._rank = list(ranks), rank
         self._nonce = os.urandom(8).hex()
-        self._facts = {**facts, "ranks": self._ranks, "nonce": self._nonce}
+        self._facts = {**facts, "ranks": self._ranks, "nonce": self._nonce, "attempt": attempt}
+        self.attempt = attempt  #: after agree() the largest of all ranks
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._offer = ""
@@ -34,14 +37,21 @@ class Rendezvous:
 
     def agree(self) -> "tuple[str, bytes]":
         """(name, secret). Errors: DeadlineExceeded (who is missing), InvalidArgument (facts that differ, or a rank that waits for
-        another process group), Unavailable (the store)."""
+        another process group), Unavailable (the store, or a rank that cannot come)."""
         try:
             self._announce()
             return self._agree()
         except (RuntimeError, OSError) as error:
-            if isinstance(error, (InvalidArgument, DeadlineExceeded)):
+            if isinstance(error, Error):
                 raise
             raise Unavailable(f"init: the store of the process group does not answer: {error}") from error
+
+    def refuse(self, why: BaseException) -> None:
+        """Instead of agree(): this rank cannot come, and the ranks that wait for it in this attempt end with the reason."""
+        try:
+            self._store.set(f"failed/{self._rank}", json.dumps({"text": f"{type(why).__name__}: {why}", "attempt": self.attempt}))
+        except (RuntimeError, OSError):
+            pass  # the store does not answer: the others find out as this rank did
 
     def end(self) -> None:
         """When every rank has joined, or this one has given up."""
@@ -65,6 +75,7 @@ class Rendezvous:
         everyone, digest = self._wait_for_all()
         # From here on no rank can miss this one, so nobody looks at what it does.
         self._world.set(f"now/{self._me}", "")
+        self.attempt = max(int(facts["attempt"]) for facts in everyone)
         self._compare(everyone)
         self._offer = f"offer/{digest}"
         if self._rank == 0:
@@ -90,14 +101,25 @@ class Rendezvous:
                 everyone = [facts for facts in found if facts is not None]
                 before, digest = digest, hashlib.sha256("".join(facts["nonce"] for facts in everyone).encode()).hexdigest()
                 if digest != before:
+                    self._check_failures()  # of ranks that are back already
                     self._store.set(f"read/{digest}/{self._rank}", "")
             if time.monotonic() > min(look, self._end):
                 look = time.monotonic() + LOOK_SECONDS
+                self._check_failures()
                 missing = self._missing(digest)
                 for rank in missing:
                     self._look_at(rank)
                 self._sleep_until(missing, "they have not called init for it")
             time.sleep(POLL_SECONDS)
+
+    def _check_failures(self) -> None:
+        """Raises when some rank could not come to this attempt, also when it is back for the next one."""
+        for rank, failure in enumerate(self._read(self._store, [f"failed/{rank}"])[0] for rank in range(len(self._ranks))):
+            if failure is not None and failure["attempt"] >= self.attempt:
+                raise Unavailable(
+                    f"init of process group '{self._facts['group']}' of ranks {self._ranks}: rank {rank} (global {self._ranks[rank]}) "
+                    f"cannot come: {failure['text']}"
+                )
 
     def _missing(self, digest: str) -> "list[int]":
         ranks = range(len(self._ranks))
@@ -149,7 +171,7 @@ class Rendezvous:
     def _compare(self, everyone: "list[dict[str, Any]]") -> None:
         for rank, facts in enumerate(everyone):
             for field, value in everyone[0].items():
-                if field != "nonce" and facts.get(field) != value:
+                if field not in ("nonce", "attempt") and facts.get(field) != value:
                     raise InvalidArgument(
                         f"init of process group '{self._facts['group']}': {field} differs between ranks: rank 0 has {value!r}, "
                         f"rank {rank} has {facts.get(field)!r}"

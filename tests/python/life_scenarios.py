@@ -287,19 +287,22 @@ class Last:
 
 
 def finalizers():
-    """Calls that finalizers and functions of atexit make after the handles have ended. Where a thread lives (BESIDE), they have not
-    been ended, and are left to the process."""
+    """Calls that finalizers and functions of atexit make after the handles have ended. BESIDE "a thread": one lives, so they have not
+    been ended, and are left to the process; "atexit": a function that runs before they end makes the calls, too."""
     session, connect = mkernel.connect(SOCKET), mkernel.connect
     group = session.join("test", 1, 0)
     buffer, operation = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16")
     lane = group.reserve_lanes(1)
     pending = operation.launch(*(bytearray(128) for _ in range(3)))
     calls = {"wait": pending.wait, "operation": operation.close, "buffer": buffer.close, "barrier": group.barrier,
-             "arrival": lambda: group.wait_arrival(0, lane, 1, 1.0), "group": group.close, "session": session.close,
+             "arrival": lambda: group.wait_arrival(0, lane, 1, LONG), "group": group.close, "session": session.close,
              "connect": lambda: connect(SOCKET).close()}
     for module in (sys.modules["__main__"], sys.modules[__name__]):
         module.last = [Last(name, call) for name, call in calls.items()]
-    if os.environ["BESIDE"]:
+    group.signal(0, lane)
+    if os.environ["BESIDE"] == "atexit":
+        atexit.register(lambda: [Last(name, call) and None for name, call in calls.items()])
+    if os.environ["BESIDE"] == "a thread":
         threading.Thread(target=time.sleep, args=(LONG,), daemon=True).start()
     pending.wait()
     before_import.append(lambda: [Last(name, call) for name, call in calls.items()].clear())

@@ -149,6 +149,7 @@ class Plan:
         self.operation = operation
         self.captured = False  # by a CUDA graph, which may be replayed at any time
         self.last_used = Number()  # of the use, among those of all plans of the group
+        self.agreed_rows: "set[int]" = set()  # of A, that all ranks have said to have at once
         self._staging: "dict[str, torch.Tensor]" = {}
         self._launches: "dict[tuple[float, int], Launch]" = {}
 

@@ -162,6 +162,9 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
     totals["padded"] += decision.padded
     stream, captured = membership.stream() if front.is_cuda else (0, False)
     plan = membership.plans.get(key, captured)
+    if options.buckets and membership.world_size > 1 and decision.rows not in plan.agreed_rows:
+        compare(membership, "rows of A and operation", [decision.rows, str(key)])
+        plan.agreed_rows.add(decision.rows)
 
     def result(field: str, columns: int) -> torch.Tensor:
         if decision.padded and blocks > 1:

@@ -54,8 +54,9 @@ void fill_status(ControlBackend& backend, v1::Status& status) {
   status.set_uptime_seconds(daemon.uptime_seconds);
   for (const std::string& transport : daemon.transports) status.add_transports(transport);
   status.set_proxies(daemon.proxies);
-  status.set_sessions(static_cast<std::uint32_t>(backend.inspector().sessions().size()));
-  status.set_groups(static_cast<std::uint32_t>(backend.inspector().groups().size()));
+  const session::Counts counts = backend.inspector().counts();
+  status.set_sessions(static_cast<std::uint32_t>(counts.sessions));
+  status.set_groups(static_cast<std::uint32_t>(counts.groups));
   const auto alive =
       std::count_if(peers.begin(), peers.end(), [](const auto& p) { return p.state == "alive"; });
   status.set_peers(static_cast<std::uint32_t>(peers.size()));
@@ -129,9 +130,9 @@ class ControlService::Impl final : public v1::Control::Service {
     });
   }
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::SessionsRequest*,
-                            v1::SessionsReply* reply) override {
-    return answer(context, reply, [](ControlBackend& backend, v1::SessionsReply& r) {
-      auto sessions = backend.inspector().sessions();
+                            grpc::ServerWriter<v1::SessionsReply>* parts) override {
+    return list(context, parts, [](ControlBackend& backend, session::ListCursor& at, v1::SessionsReply& r) {
+      auto sessions = backend.inspector().sessions(at);
       backend.add_rates(sessions);
       fill_all(sessions, r.mutable_sessions());
       if (backend.counts_arrived_bytes()) return;
@@ -168,26 +169,29 @@ class ControlService::Impl final : public v1::Control::Service {
     });
   }
   grpc::Status ListGroups(grpc::ServerContext* context, const v1::GroupsRequest*,
-                          v1::GroupsReply* reply) override {
-    return answer(context, reply, [](ControlBackend& backend, v1::GroupsReply& r) {
-      fill_all(backend.inspector().groups(), r.mutable_groups());
+                          grpc::ServerWriter<v1::GroupsReply>* parts) override {
+    return list(context, parts, [](ControlBackend& backend, session::ListCursor& at, v1::GroupsReply& r) {
+      fill_all(backend.inspector().groups(at), r.mutable_groups());
     });
   }
   grpc::Status ListRegions(grpc::ServerContext* context, const v1::RegionsRequest*,
-                           v1::RegionsReply* reply) override {
-    return answer(context, reply, [](ControlBackend& backend, v1::RegionsReply& r) {
-      fill_all(backend.inspector().regions(), r.mutable_regions());
+                           grpc::ServerWriter<v1::RegionsReply>* parts) override {
+    return list(context, parts, [](ControlBackend& backend, session::ListCursor& at, v1::RegionsReply& r) {
+      fill_all(backend.inspector().regions(at), r.mutable_regions());
     });
   }
   grpc::Status ListChannels(grpc::ServerContext* context, const v1::ChannelsRequest* request,
-                            v1::ChannelsReply* reply) override {
-    return answer(context, reply, [all = request->all()](ControlBackend& backend, v1::ChannelsReply& r) {
-      fill_all(backend.inspector().channels(all), r.mutable_channels());
+                            grpc::ServerWriter<v1::ChannelsReply>* parts) override {
+    const auto next = [all = request->all(), node = std::string()](
+                          ControlBackend& backend, session::ListCursor& at, v1::ChannelsReply& r) mutable {
+      if (r.has_daemon()) node = r.daemon().node();
+      fill_all(backend.inspector().channels(all, at), r.mutable_channels());
       if (backend.counts_arrived_bytes()) return;
       for (v1::Channel& row : *r.mutable_channels()) {
-        if (row.peer_node() != r.daemon().node()) row.clear_arrived_bytes_total();
+        if (row.peer_node() != node) row.clear_arrived_bytes_total();
       }
-    });
+    };
+    return list(context, parts, next);
   }
   grpc::Status ListDevices(grpc::ServerContext* context, const v1::DevicesRequest*,
                            v1::DevicesReply* reply) override {
@@ -248,20 +252,50 @@ class ControlService::Impl final : public v1::Control::Service {
   }
 
  private:
+  /// Runs `fill_in(backend, reply)` on the control thread, behind the daemon's own lines, and waits for it.
+  template <typename Reply, typename FillIn>
+  grpc::Status answer(grpc::ServerContext* context, Reply* reply, FillIn fill_in) {
+    return ask(context, reply, [fill_in = std::move(fill_in)](ControlBackend& backend, Reply& r) mutable {
+      fill(backend.daemon(), *r.mutable_daemon());
+      fill_in(backend, r);
+    });
+  }
+
+  /// Writes a list in parts, each of which `next(backend, cursor, reply)` fills on the control thread.
+  template <typename Reply, typename Next>
+  grpc::Status list(grpc::ServerContext* context, grpc::ServerWriter<Reply>* parts, Next next) {
+    struct List {
+      Next next;
+      session::ListCursor at;
+      bool begun = false;
+    };
+    const auto list = std::make_shared<List>(List{std::move(next), {}, false});
+    while (!list->at.end) {
+      Reply part;
+      const grpc::Status status = ask(context, &part, [list](ControlBackend& backend, Reply& r) {
+        if (!std::exchange(list->begun, true)) fill(backend.daemon(), *r.mutable_daemon());
+        list->next(backend, list->at, r);
+      });
+      if (!status.ok()) return status;
+      if (!parts->Write(part)) return {grpc::StatusCode::CANCELLED, "the caller went away"};
+    }
+    return grpc::Status::OK;
+  }
+
   /// Runs `fill_in(backend, reply)` on the control thread and waits for it. The reply is filled in a copy
   /// that the posted work owns, so an answer that comes too late touches nothing of the request.
   template <typename Reply, typename FillIn>
-  grpc::Status answer(grpc::ServerContext* context, Reply* reply, FillIn fill_in) {
+  grpc::Status ask(grpc::ServerContext* context, Reply* reply, FillIn fill_in) {
     auto promise = std::make_shared<std::promise<Reply>>();
     auto result = promise->get_future();
-    boost::asio::post(io_, [this, life = std::weak_ptr(life_), promise, fill_in = std::move(fill_in)] {
-      Reply filled;
-      if (life.expired())
-        return promise->set_value(std::move(filled));  // the service is gone, and `this` with it
-      fill(backend_.daemon(), *filled.mutable_daemon());
-      fill_in(backend_, filled);
-      promise->set_value(std::move(filled));
-    });
+    boost::asio::post(
+        io_, [this, life = std::weak_ptr(life_), promise, fill_in = std::move(fill_in)]() mutable {
+          Reply filled;
+          if (life.expired())
+            return promise->set_value(std::move(filled));  // the service is gone, and `this` with it
+          fill_in(backend_, filled);
+          promise->set_value(std::move(filled));
+        });
     const auto end = std::chrono::steady_clock::now() + kAnswerWithin;
     while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
       if (context->IsCancelled()) return {grpc::StatusCode::CANCELLED, "the caller went away"};

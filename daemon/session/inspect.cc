@@ -126,25 +126,35 @@ GroupSnapshot SessionGroup::snapshot() const {
   return seen;
 }
 
-void SessionGroup::list_regions(std::vector<RegionSnapshot>& out) const {
-  for (const auto& [index, held] : regions_) {
-    const memory::Region& region = *held.region;
-    out.push_back({request_.key.session, request_.name, memory::kind_name(region.kind), index, region.bytes,
-                   region.shared, region.device, dma_buf_text(region)});
+bool SessionGroup::list_regions(std::uint64_t& row, std::size_t& left,
+                                std::vector<RegionSnapshot>& out) const {
+  for (auto held = regions_.lower_bound(static_cast<std::uint32_t>(row)); held != regions_.end(); ++held) {
+    row = held->first;
+    if (left == 0) return false;
+    --left;
+    const memory::Region& region = *held->second.region;
+    out.push_back({request_.key.session, request_.name, memory::kind_name(region.kind), held->first,
+                   region.bytes, region.shared, region.device, dma_buf_text(region)});
   }
+  return true;
 }
 
-void SessionGroup::list_channels(bool all, std::vector<ChannelSnapshot>& out) const {
-  if (port_ == nullptr) return;
-  for (std::uint32_t peer = 0; peer < request_.world_size; ++peer) {
-    for (std::uint32_t lane = 0; lane < request_.lanes; ++lane) {
-      const CounterSnapshot seen = session::snapshot(port_->channels[peer * request_.lanes + lane]);
-      if (!all && seen.requests_total == 0 && seen.arrivals_total == 0) continue;
-      out.push_back({request_.key.session, request_.name, formed_.members[peer].node_name, request_.rank,
-                     peer, lane, seen.requests_total, seen.bytes_total, seen.completed_total,
-                     seen.arrivals_total, seen.arrived_bytes_total});
-    }
+bool SessionGroup::list_channels(bool all, std::uint64_t& row, std::size_t& left,
+                                 std::vector<ChannelSnapshot>& out) const {
+  if (port_ == nullptr) return true;
+  const std::uint64_t rows = std::uint64_t{request_.world_size} * request_.lanes;
+  for (; row < rows; ++row) {
+    if (left == 0) return false;
+    --left;
+    const CounterSnapshot seen = session::snapshot(port_->channels[row]);
+    if (!all && seen.requests_total == 0 && seen.arrivals_total == 0) continue;
+    const auto peer = static_cast<std::uint32_t>(row / request_.lanes);
+    const auto lane = static_cast<std::uint32_t>(row % request_.lanes);
+    out.push_back({request_.key.session, request_.name, formed_.members[peer].node_name, request_.rank, peer,
+                   lane, seen.requests_total, seen.bytes_total, seen.completed_total, seen.arrivals_total,
+                   seen.arrived_bytes_total});
   }
+  return true;
 }
 
 }  // namespace mkernel::session

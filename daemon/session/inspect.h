@@ -1,9 +1,11 @@
 // Snapshots of a daemon's state for mkctl: plain values, taken on the control thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/config/users.h"
@@ -80,17 +82,51 @@ struct ChannelSnapshot {
   std::uint64_t arrivals_total = 0, arrived_bytes_total = 0;           ///< peer_rank -> rank
 };
 
-/// Implemented by the session server. Control thread.
+/// Where a list goes on. Lists are taken in parts, so that a long one holds nobody up: what comes or goes
+/// between two parts may be in the list or not, everything else is in it once.
+struct ListCursor {
+  std::uint64_t session = 0, group = 0, row = 0;  ///< the next one to be looked at
+  bool end = false;                               ///< nothing is left
+};
+
+/// How much there is to list.
+struct Counts {
+  std::size_t sessions = 0, groups = 0;
+};
+
+/// Implemented by the session server. Control thread. A call with a cursor returns the next part of its list,
+/// which takes a millisecond or so; one without returns all of it.
 class Inspector {
  public:
   virtual ~Inspector() = default;
-  virtual std::vector<SessionSnapshot> sessions() const = 0;
+  virtual Counts counts() const = 0;
+  virtual std::vector<SessionSnapshot> sessions(ListCursor& at) const = 0;
   virtual std::vector<UserSnapshot> users() const = 0;
   virtual NodeUse node_use() const = 0;
-  virtual std::vector<GroupSnapshot> groups() const = 0;
-  virtual std::vector<RegionSnapshot> regions() const = 0;
+  virtual std::vector<GroupSnapshot> groups(ListCursor& at) const = 0;
+  virtual std::vector<RegionSnapshot> regions(ListCursor& at) const = 0;
   /// Only channels that ever carried a put, unless `all`.
-  virtual std::vector<ChannelSnapshot> channels(bool all) const = 0;
+  virtual std::vector<ChannelSnapshot> channels(bool all, ListCursor& at) const = 0;
+
+  std::vector<SessionSnapshot> sessions() const {
+    return whole<SessionSnapshot>([this](ListCursor& at) { return sessions(at); });
+  }
+  std::vector<GroupSnapshot> groups() const {
+    return whole<GroupSnapshot>([this](ListCursor& at) { return groups(at); });
+  }
+  std::vector<RegionSnapshot> regions() const {
+    return whole<RegionSnapshot>([this](ListCursor& at) { return regions(at); });
+  }
+
+ private:
+  template <typename Row, typename Next>
+  static std::vector<Row> whole(const Next& next) {
+    std::vector<Row> rows;
+    for (ListCursor at; !at.end;) {
+      for (Row& row : next(at)) rows.push_back(std::move(row));
+    }
+    return rows;
+  }
 };
 
 }  // namespace mkernel::session

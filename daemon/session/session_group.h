@@ -84,8 +84,11 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   bool uses_peer(transport::PeerId peer) const;
 
   GroupSnapshot snapshot() const;
-  void list_regions(std::vector<RegionSnapshot>& out) const;
-  void list_channels(bool all, std::vector<ChannelSnapshot>& out) const;
+  /// Both list rows from number `row` on, which they advance, at most `left`, which they take off; true when
+  /// none is left in this group.
+  bool list_regions(std::uint64_t& row, std::size_t& left, std::vector<RegionSnapshot>& out) const;
+  bool list_channels(bool all, std::uint64_t& row, std::size_t& left,
+                     std::vector<ChannelSnapshot>& out) const;
 
  private:
   struct Held {

@@ -238,14 +238,6 @@ bool SessionServer::uses_peer(transport::PeerId peer) const {
 
 // ---- mkctl
 
-std::vector<SessionSnapshot> SessionServer::sessions() const {
-  std::vector<SessionSnapshot> seen;
-  for (const auto& [id, session] : sessions_) {
-    if (session->introduced()) seen.push_back(session->snapshot());
-  }
-  return seen;
-}
-
 std::vector<UserSnapshot> SessionServer::users() const {
   std::map<std::uint32_t, UserSnapshot> seen;
   for (const auto& [uid, user] : services_.accounts.users()) seen[uid] = session::snapshot(*user);
@@ -266,30 +258,6 @@ NodeUse SessionServer::node_use() const {
   const config::UserLimits& standard = services_.accounts.standard();
   return {held.held(Resource::kFds), budget.fds,       held.held(Resource::kMappings),
           budget.mappings,           standard.max_fds, standard.max_regions};
-}
-
-std::vector<GroupSnapshot> SessionServer::groups() const {
-  std::vector<GroupSnapshot> seen;
-  for (const auto& [id, session] : sessions_) {
-    for (const auto& [handle, group] : session->groups()) seen.push_back(group->snapshot());
-  }
-  return seen;
-}
-
-std::vector<RegionSnapshot> SessionServer::regions() const {
-  std::vector<RegionSnapshot> seen;
-  for (const auto& [id, session] : sessions_) {
-    for (const auto& [handle, group] : session->groups()) group->list_regions(seen);
-  }
-  return seen;
-}
-
-std::vector<ChannelSnapshot> SessionServer::channels(bool all) const {
-  std::vector<ChannelSnapshot> seen;
-  for (const auto& [id, session] : sessions_) {
-    for (const auto& [handle, group] : session->groups()) group->list_channels(all, seen);
-  }
-  return seen;
 }
 
 }  // namespace mkernel::session

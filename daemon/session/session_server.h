@@ -74,12 +74,16 @@ class SessionServer final : public GroupEvents, public Inspector {
                     const Status& why) override;
 
   // Inspector
-  std::vector<SessionSnapshot> sessions() const override;
+  using Inspector::groups;
+  using Inspector::regions;
+  using Inspector::sessions;
+  Counts counts() const override;
+  std::vector<SessionSnapshot> sessions(ListCursor& at) const override;
   std::vector<UserSnapshot> users() const override;
   NodeUse node_use() const override;
-  std::vector<GroupSnapshot> groups() const override;
-  std::vector<RegionSnapshot> regions() const override;
-  std::vector<ChannelSnapshot> channels(bool all) const override;
+  std::vector<GroupSnapshot> groups(ListCursor& at) const override;
+  std::vector<RegionSnapshot> regions(ListCursor& at) const override;
+  std::vector<ChannelSnapshot> channels(bool all, ListCursor& at) const override;
 
  private:
   void wait_for_clients();
@@ -92,6 +96,8 @@ class SessionServer final : public GroupEvents, public Inspector {
   void drain();
   void reap(dataplane::SessionId session);
   std::size_t introduced_count() const;
+  template <typename ListGroup>
+  void list_groups(ListCursor& at, const ListGroup& list) const;
   Session* find(dataplane::SessionId session) const;
   std::shared_ptr<SessionGroup> find(const dataplane::GroupKey& key) const;
 

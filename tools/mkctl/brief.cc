@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "tools/mkctl/table.h"
 #include "tools/mkctl/text.h"
 #include "tools/mkctl/user_name.h"
 
@@ -242,13 +243,13 @@ Brief brief(const std::string& name, const Json& rows, const Json& before, doubl
   const Table table = table_of(name).value();
   std::vector<std::pair<int, std::vector<std::string>>> lines;
   Brief made;
+  std::size_t last = SIZE_MAX;
   for (const Json& row : rows) {
     const auto same = [&](const Json& other) {
       return std::all_of(table.identity.begin(), table.identity.end(),
                          [&](const char* key) { return other.at(key) == row.at(key); });
     };
-    const auto old = seconds > 0 ? std::find_if(before.begin(), before.end(), same) : before.end();
-    const Look look{row, old == before.end() ? nullptr : &*old, seconds};
+    const Look look{row, seconds > 0 ? find_row(before, last, same) : nullptr, seconds};
     const State state = table.state(look);
     std::vector<std::string> line{cut(state.name, kStateWidth)};
     for (const Column& column : table.columns) {

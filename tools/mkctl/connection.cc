@@ -11,20 +11,41 @@ namespace {
 
 /// Of one request, once the daemon has been reached: above the 5 s in which it says itself that it is stuck.
 constexpr std::chrono::seconds kAnswerWithin{10};
+/// Of a list, which may have millions of rows and comes in parts; each of them has the 5 s.
+constexpr std::chrono::seconds kListWithin{120};
 
 }  // namespace
 
 struct Connection::Wire {
   template <typename Request, typename Message>
   using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&, Message*);
+  template <typename Request, typename Message>
+  using ListMethod = std::unique_ptr<grpc::ClientReader<Message>> (v1::Control::Stub::*)(grpc::ClientContext*,
+                                                                                         const Request&);
 
   template <typename Request, typename Message>
   Reply call(Method<Request, Message> method, const Request& request) {
+    return ask<Message>(kAnswerWithin, [&](grpc::ClientContext& context, Message& message) {
+      return ((*stub).*method)(&context, request, &message);
+    });
+  }
+  /// A list, whose parts are put together.
+  template <typename Request, typename Message>
+  Reply call(ListMethod<Request, Message> method, const Request& request) {
+    return ask<Message>(kListWithin, [&](grpc::ClientContext& context, Message& message) {
+      const auto parts = ((*stub).*method)(&context, request);
+      for (Message part; parts->Read(&part);) message.MergeFrom(part);
+      return parts->Finish();
+    });
+  }
+
+  template <typename Message, typename Ask>
+  Reply ask(std::chrono::seconds limit, const Ask& ask_for) {
     if (Status reached = reach(); !reached.ok()) return reached;
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kAnswerWithin);
+    context.set_deadline(std::chrono::system_clock::now() + limit);
     Message message;
-    const grpc::Status status = ((*stub).*method)(&context, request, &message);
+    const grpc::Status status = ask_for(context, message);
     if (status.ok()) return to_json(message);
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty())
       return Status(StatusCode::kUnimplemented, who_listens(socket) + " answers at " + socket +

@@ -14,9 +14,9 @@ namespace mkernel::mkctl {
 using Reply = Result<nlohmann::ordered_json>;
 
 /// Each call asks the daemon and returns its reply, a message of control.proto, as JSON. Errors: kUnavailable
-/// when no daemon is met at the socket within `patience`, or none answers within 10 s after that, with the
-/// socket and what was found there; kUnimplemented when who answers does not know the request; else what the
-/// daemon says. One thread. Nothing is sent before the first call.
+/// when no daemon is met at the socket within `patience`, or none answers within 10 s after that (a list:
+/// within 120 s), with the socket and what was found there; kUnimplemented when who answers does not know the
+/// request; else what the daemon says. One thread. Nothing is sent before the first call.
 class Connection {
  public:
   /// A daemon that runs answers at once, also when its control thread is busy.

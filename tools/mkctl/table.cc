@@ -1,6 +1,7 @@
 #include "tools/mkctl/table.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iomanip>
 #include <ostream>
 #include <vector>
@@ -110,13 +111,14 @@ void print_rows(std::ostream& out, const Json& rows, const Json& before, double 
   const bool rates = seconds > 0;
   std::vector<std::vector<std::string>> table(1);
   for (const auto& [column, value] : rows.front().items()) table[0].push_back(heading(column, rates));
+  std::size_t last = SIZE_MAX;
   for (const Json& row : rows) {
-    const auto old =
-        std::find_if(before.begin(), before.end(), [&](const Json& b) { return same_thing(row, b); });
+    const Json* old =
+        rates ? find_row(before, last, [&](const Json& b) { return same_thing(row, b); }) : nullptr;
     table.emplace_back();
     for (const auto& [column, value] : row.items()) {
       if (rates && is_total(column) && value.is_number()) {
-        const double start = old == before.end() ? 0 : (*old)[column].get<double>();
+        const double start = old == nullptr ? 0 : (*old)[column].get<double>();
         table.back().push_back(
             scaled((value.get<double>() - start) / seconds, column.find("bytes") != std::string::npos));
       } else {

@@ -95,6 +95,20 @@ TEST_CASE("by default a table has what one looks for, with -o wide all fields") 
   CHECK(contains(mkctl(served.socket, "channels"), "PUTS/S"));
 }
 
+TEST_CASE("a list of any length comes in parts, between which others are served") {
+  Served served;
+  served.daemon.all_channels = 100000;  // as one message some 5 MB, which gRPC does not take
+  served.daemon.part = 1000;
+  const Run run = mkctl(served.socket, "channels --all -o json");
+  REQUIRE(run.exit == 0);
+  const auto channels = nlohmann::json::parse(run.output).at("channels");
+  REQUIRE(channels.size() == 100000);
+  for (std::size_t i = 0; i < channels.size(); ++i) {
+    if (channels[i].at("lane") != i) FAIL("row " << i << " is " << channels[i].dump());
+  }
+  CHECK(served.daemon.asked_for_channels == 100);
+}
+
 TEST_CASE("sleep that the kernel does not show is left out, instead of being 0") {
   Served served;
   served.daemon.knows_sleep = false;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
@@ -96,7 +97,9 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
   bool counts_arrived_bytes() const override { return counts_bytes; }
   Result<ReloadSnapshot> reload() override { return Status(StatusCode::kInvalidArgument, "file:3: speling"); }
 
-  std::vector<session::SessionSnapshot> sessions() const override {
+  session::Counts counts() const override { return {1, 0}; }
+  std::vector<session::SessionSnapshot> sessions(session::ListCursor& at) const override {
+    at.end = true;
     session::SessionSnapshot seen;
     seen.id = 7;
     seen.client_name = "train";
@@ -116,13 +119,26 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     return {seen};
   }
   session::NodeUse node_use() const override { return {17, 900, 4, 49000, 1000, 8192}; }
-  std::vector<session::GroupSnapshot> groups() const override { return {}; }
-  std::vector<session::RegionSnapshot> regions() const override { return {}; }
-  std::vector<session::ChannelSnapshot> channels(bool all) const override {
-    return std::vector<session::ChannelSnapshot>(all ? 3 : 1);
+  std::vector<session::GroupSnapshot> groups(session::ListCursor& at) const override {
+    at.end = true;
+    return {};
+  }
+  std::vector<session::RegionSnapshot> regions(session::ListCursor& at) const override {
+    at.end = true;
+    return {};
+  }
+  /// In parts of `part` channels.
+  std::vector<session::ChannelSnapshot> channels(bool all, session::ListCursor& at) const override {
+    ++asked_for_channels;
+    std::vector<session::ChannelSnapshot> rows(std::min(part, (all ? all_channels : 1) - at.row));
+    for (session::ChannelSnapshot& row : rows) row.lane = static_cast<std::uint32_t>(at.row++);
+    at.end = at.row == (all ? all_channels : 1);
+    return rows;
   }
 
   bool knows_sleep = true;
+  std::uint64_t all_channels = 3, part = 2;
+  mutable std::atomic<std::uint64_t> asked_for_channels{0};
   std::vector<std::string> problems;
   transport::LinkShape shape;
   std::atomic<bool> machine_unreadable = false;

@@ -188,8 +188,10 @@ class RawClient {
     body.region_capacity = 8;
     return body;
   }
-  void start_join(const std::string& name, std::uint32_t world_size, std::uint32_t rank) {
+  void start_join(const std::string& name, std::uint32_t world_size, std::uint32_t rank,
+                  std::uint32_t lanes = 2) {
     auto body = join_message(name, world_size, rank);
+    body.lanes = lanes;
     body.header.sequence = ++sequence_;
     REQUIRE(ipc::send_message(socket_.get(), body).ok());
   }

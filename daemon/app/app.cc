@@ -152,7 +152,7 @@ Status App::open_peer_links() {
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   options.rail_version = rails_->message_version();
-  auto wire = rpc::make_grpc_wire(io_, tls, options.patience());
+  auto wire = rpc::make_grpc_wire(io_, tls, options.longest_patience());
   if (!wire.ok()) return wire.status();
   auto links = cluster::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
   if (!links.ok()) return links.status();

@@ -75,6 +75,7 @@ class PeerLinks final : public PeerBus {
     std::optional<v1::Hello> answer;    ///< on this stream, until the link begins on it
     std::shared_ptr<PeerStream> probe;  ///< a second stream, beside one that has begun: who answers there now
     Clock::time_point dialled{}, next_dial{}, probed{};
+    std::chrono::milliseconds patience{0};           ///< with the stream; doubled whenever it was not enough
     std::optional<Clock::time_point> refused_since;  ///< nobody has answered since then
     std::uint64_t boot_id = 0;                       ///< who answered last; 0: nobody yet
     std::string reason;                              ///< of the last failure

@@ -38,6 +38,7 @@ PeerLinks::TargetPtr PeerLinks::add_target(const std::string& address, bool conf
     target = std::make_shared<Target>();
     target->address = address;
     target->token = random_token();
+    target->patience = options_.patience();
     // One that dialled us may be a configured one under another name: let that answer first.
     if (!configured) target->next_dial = Clock::now() + times_.keepalive / 2;
   }
@@ -82,7 +83,8 @@ void PeerLinks::dial_targets(Clock::time_point now) {
     }
     const Peer* peer = find(target->boot_id);
     if (target->self || (peer != nullptr && peer->out != nullptr)) continue;
-    if (target->stream && now - target->dialled > options_.patience()) {
+    if (target->stream && now - target->dialled > target->patience) {
+      target->patience = std::min(2 * target->patience, options_.longest_patience());
       target->stream->close({});
       on_dial_closed(
           target, {StatusCode::kDeadlineExceeded,
@@ -254,6 +256,7 @@ void PeerLinks::begin_outbound(const TargetPtr& target) {
   start.mutable_start()->set_epoch(peer.record.epoch());
   target->stream->send(start);
   target->reason.clear();
+  target->patience = options_.patience();
   target->stream->read();  // nothing comes, but the end of the stream is seen
   peer.out = target;
   peer.said = same_epoch ? hello.received() : 0;

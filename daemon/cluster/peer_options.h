@@ -33,11 +33,14 @@ struct PeerLinksOptions {
   /// Who is not configured may come in: a certificate vouches for it, or nobody has to.
   bool admits_all() const { return open || certified; }
 
-  /// How long a stream that was dialled may take to begin. gRPC needs some time to connect on a busy machine,
-  /// however small the scale.
-  std::chrono::milliseconds patience() const {
-    return std::max(PeerTimes(time_scale).error, std::chrono::milliseconds(2000));
-  }
+  /// gRPC needs some time to connect on a busy machine, however small the scale.
+  std::chrono::milliseconds least_patience{2000};
+
+  /// How long a stream that was dialled may take to begin.
+  std::chrono::milliseconds patience() const { return std::max(PeerTimes(time_scale).error, least_patience); }
+  /// The same after it has taken too long several times. Where a flood fills the queue of a port, each stream
+  /// waits behind it; to give one up and dial again is then to begin at the end of the queue.
+  std::chrono::milliseconds longest_patience() const { return std::max(patience(), 8 * least_patience); }
 };
 
 }  // namespace mkernel::cluster

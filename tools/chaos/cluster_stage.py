@@ -161,7 +161,10 @@ class Cluster:
             if not found:
                 return {d.name: vars(levels.of(d.process.pid)) for d in self.daemons}
             if time.monotonic() > until:
-                raise Violation(f"not back within {seconds:.0f} s: " + "; ".join(found))
+                held = {d.name: ", ".join(levels.sockets_of(d.process.pid)) for d in self.daemons
+                        if any(text.startswith(f"{d.name}:") for text in found)}
+                raise Violation(f"not back within {seconds:.0f} s: " + "; ".join(found)
+                                + "".join(f"; sockets of {name}: {sockets}" for name, sockets in held.items()))
             time.sleep(0.05)
 
     def check(self):

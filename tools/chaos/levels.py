@@ -53,6 +53,29 @@ def stolen_ns(before, after):
     return (after - before + 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK") if after > before else 0
 
 
+TCP_STATES = {1: "established", 2: "connecting", 4: "closing", 5: "closing", 6: "closing", 8: "other side closed", 10: "listening"}
+
+
+def sockets_of(pid):
+    """What is known of each socket of the process, as texts: ends and state of TCP, the path of others."""
+    proc, known = pathlib.Path(f"/proc/{pid}"), {}
+    for table in ("tcp", "tcp6"):
+        for row in map(str.split, (proc / "net" / table).read_text().splitlines()[1:]):
+            ports = [int(end.rsplit(":", 1)[1], 16) for end in row[1:3]]
+            known[row[9]] = f"tcp {ports[0]}-{ports[1]} {TCP_STATES.get(int(row[3], 16), row[3])}"
+    for row in map(str.split, (proc / "net" / "unix").read_text().splitlines()[1:]):
+        known[row[6]] = f"unix {row[7] if len(row) > 7 else '-'}"
+    found = []
+    for fd in (proc / "fd").iterdir():
+        try:
+            link = str(fd.readlink())
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if link.startswith("socket:"):
+            found.append(known.get(link.removeprefix("socket:[").removesuffix("]"), "another"))
+    return sorted(found)
+
+
 def listening_ports(pid):
     """TCP ports on which the process listens."""
     proc = pathlib.Path(f"/proc/{pid}")

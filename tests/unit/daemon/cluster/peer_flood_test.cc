@@ -2,6 +2,9 @@
 // so that the test decides how far everybody gets.
 #include <doctest/doctest.h>
 
+#include <chrono>
+#include <map>
+
 #include "daemon/cluster/peer_hello.h"
 #include "tests/unit/daemon/cluster/fake_wire.h"
 #include "tests/unit/daemon/cluster/link_nodes.h"
@@ -10,10 +13,11 @@ namespace mkernel::cluster {
 namespace {
 
 constexpr const char* kPeer = "10.0.0.2:7600";
+constexpr std::chrono::milliseconds kShortPatience{50};
 
 /// Node a with one configured peer b, whose end of both streams is the test's.
 struct Flooded final : PeerEvents {
-  Flooded() {
+  explicit Flooded(double time_scale = 100) {  // no keepalive comes by itself
     PeerLinksOptions options;
     options.node = "a";
     options.boot_id = 1;
@@ -21,7 +25,8 @@ struct Flooded final : PeerEvents {
     options.peers = {kPeer};
     options.transport = "tcp";
     options.endpoints = {"a:1"};
-    options.time_scale = 100;  // no keepalive comes by itself
+    options.time_scale = time_scale;
+    options.least_patience = kShortPatience;
     auto made = std::make_unique<FakeWire>();
     wire = made.get();
     auto started = PeerLinks::start(io, options, *this, std::move(made));
@@ -104,6 +109,26 @@ std::vector<std::uint64_t> sequences(const FakeStream& stream) {
 }
 
 }  // namespace
+
+TEST_CASE("a stream that waits in the full queue of a port is not given up for good") {
+  Flooded a(0.001);
+  // The other side comes to a stream when it has waited for so long, and not before.
+  constexpr auto kQueue = 3 * kShortPatience;
+  using Clock = std::chrono::steady_clock;
+  std::map<const FakeStream*, Clock::time_point> since;
+  const auto end = Clock::now() + std::chrono::seconds(60);
+  std::shared_ptr<FakeStream> reached;
+  while (reached == nullptr && Clock::now() < end) {
+    a.io.restart();
+    a.io.run_for(std::chrono::milliseconds(1));
+    const auto& dialled = a.wire->dialled[kPeer];
+    for (const auto& stream : dialled) since.try_emplace(stream.get(), Clock::now());
+    const auto& last = dialled.back();
+    if (!last->closed && Clock::now() - since.at(last.get()) > kQueue) reached = last;
+  }
+  REQUIRE(reached != nullptr);
+  CHECK(a.wire->dialled[kPeer].size() > 1);  // the first ones were given up sooner
+}
 
 TEST_CASE("a peer that is far behind is congested until it has caught up, and stays up") {
   Flooded a;

@@ -23,16 +23,24 @@ std::string text_of(const Ballot& ballot) {
       ipc::text_of(std::span(ballot.data).first(std::min<std::size_t>(ballot.bytes, sizeof(ballot.data)))));
 }
 
-std::string describe(const Ballot& ballot) {
+/// What is exchanged, where that is a text.
+std::string printable_of(const Ballot& ballot) {
+  std::string text = text_of(ballot);
+  while (text.ends_with(' ')) text.pop_back();
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return plain && !text.empty() ? " of '" + text + "'" : "";
+}
+
+}  // namespace
+
+std::string call_of(const Ballot& ballot) {
   switch (static_cast<CallKind>(ballot.kind)) {
     case CallKind::kBarrier: return "barrier";
-    case CallKind::kExchange: return "exchange";
+    case CallKind::kExchange: return "exchange" + printable_of(ballot);
     case CallKind::kAgreement: return "'" + text_of(ballot) + "'";
   }
   return "a call that this version does not know";
 }
-
-}  // namespace
 
 Ballot barrier_ballot() {
   return make(CallKind::kBarrier, StatusCode::kOk, {});
@@ -60,8 +68,8 @@ Status verdict(std::span<const Ballot> ballots, std::span<const std::string> nod
     const Ballot& other = ballots[rank];
     if (first.kind == other.kind && first.digest == other.digest) continue;
     return {StatusCode::kInvalidArgument, "ranks differ in a collective call: rank 0 on node " + nodes[0] +
-                                              " made " + describe(first) + ", rank " + std::to_string(rank) +
-                                              " on node " + nodes[rank] + " made " + describe(other)};
+                                              " made " + call_of(first) + ", rank " + std::to_string(rank) +
+                                              " on node " + nodes[rank] + " made " + call_of(other)};
   }
   return {};
 }

@@ -33,6 +33,9 @@ Ballot exchange_ballot(std::span<const std::byte> payload);
 /// "I am about to do `text`", or with `mine` not OK "I cannot, because".
 Ballot agreement_ballot(const std::string& text, const Status& mine);
 
+/// What the ballot's rank calls: "barrier", "exchange", or what it is about to do.
+std::string call_of(const Ballot& ballot);
+
 /// OK when all ballots (by rank) are of one kind, none carries an error, and all agreements are the same.
 /// `nodes`: name of every rank's node. Errors name the rank that failed, or the two that differ and what each
 /// said.

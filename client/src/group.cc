@@ -118,15 +118,25 @@ Status GroupCore::adopt_segment(const abi::JoinGroupReply& reply, std::vector<ip
 
 GroupCore::~GroupCore() {
   if (view_.segment != nullptr) session_->unwatch(view_.segment);
-  if (!joined_ || !session_->status().ok()) return;
+  // A leave that fails is the end of the session, and its watcher says so.
+  (void)without_exceptions([&] { return leave_now(); });
+}
+
+Status GroupCore::leave() {
+  if (!worker_.idle() || queued_ || calling_) {
+    return {StatusCode::kFailedPrecondition,
+            "group '" + options_.name + "': a launch or a collective call may be under way"};
+  }
+  return leave_now();
+}
+
+Status GroupCore::leave_now() {
+  if (!joined_.exchange(false) || !session_->status().ok()) return {};
   abi::LeaveGroup message{};
   message.group = handle_;
   abi::PlainReply reply;
-  // Nobody is left to tell: a leave that fails is the end of the session, and its watcher says so.
-  (void)without_exceptions([&] {
-    return session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
-                                          session_->request_deadline());
-  });
+  return session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
+                                        session_->request_deadline());
 }
 
 std::string GroupCore::node_of(std::uint32_t rank) const {
@@ -169,12 +179,17 @@ Result<std::vector<Ballot>> GroupCore::vote(const Ballot& mine) {
   message.round = ++round_;
   std::memcpy(message.payload, &mine, sizeof(mine));
   abi::PlainReply reply;
+  calling_ = true;
   const Status exchanged =
       session_->connection().request(abi::MessageType::kExchange, message, reply, collective_deadline());
+  calling_ = false;
   if (!exchanged.ok()) {
+    const std::string where = "rank " + std::to_string(options_.rank) + " is in collective call " +
+                              std::to_string(message.round) + ", " + call_of(mine);
     const Status cause = status();
-    if (!cause.ok()) return cause;
-    const Status why = exchanged.with_context("collective call " + std::to_string(message.round));
+    if (!cause.ok()) return Status(cause.code(), cause.text() + "; " + where);
+    const Status why = Status(exchanged.code(), exchanged.text() + "; " + where)
+                           .with_context("collective call " + std::to_string(message.round));
     (void)fail(why);
     return why.with_context("group '" + options_.name + "'");
   }

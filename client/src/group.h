@@ -2,6 +2,7 @@
 // worker.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,6 +48,15 @@ class GroupCore {
   std::string node_of(std::uint32_t rank) const;
   Status status() const;
   Status fail(const Status& why);
+  /// Leaves the group at once, while others may hold it. kFailedPrecondition when something is under way.
+  Status leave();
+  /// The number of an operation that is about to be made, counted from 1: the same on every rank.
+  std::uint32_t next_operation() { return ++operations_; }
+  /// Counts a launch that waits for other ranks; returns its number, from 1. Ranks that make the same
+  /// launches count alike.
+  std::uint64_t next_launch() { return ++launches_; }
+  /// A launch has been queued on a stream, whose end is not seen here.
+  void note_queued() { queued_ = true; }
 
   // Collective calls. Each is one round of the daemon's exchange; a round that fails fails the group, because
   // ranks can no longer know which round the others are in. A completed round gives back what was retired
@@ -100,6 +110,7 @@ class GroupCore {
  private:
   GroupCore(std::shared_ptr<SessionCore> session, const GroupOptions& options);
   Status enter();
+  Status leave_now();
   Status adopt_segment(const abi::JoinGroupReply& reply, std::vector<ipc::UniqueFd> fds);
   void reclaim(const std::vector<Retired>& retired);
   /// The reservation that `lane` belongs to, or why there is none for a channel with `peer`.
@@ -117,7 +128,11 @@ class GroupCore {
   const std::shared_ptr<SessionCore> session_;
   const GroupOptions options_;
   std::uint32_t handle_ = 0;
-  bool joined_ = false;
+  std::atomic<bool> joined_{false};
+  std::atomic<std::uint32_t> operations_{0};
+  std::atomic<std::uint64_t> launches_{0};
+  std::atomic<bool> queued_{false};   ///< see note_queued()
+  std::atomic<bool> calling_{false};  ///< in a collective call
   ipc::Mapping segment_;
   kernels::GroupView view_;
   abi::RingShare ring_share_;       ///< which rings the lanes of view_ use

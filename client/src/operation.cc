@@ -5,9 +5,20 @@
 #include "client/src/guard.h"
 
 namespace mkernel::client {
+namespace {
+
+/// Whether launches wait for other ranks. Of the other operations each rank makes as many launches as it likes.
+bool concerns_others(OpKind kind) {
+  return kind != OpKind::kGroupedGemm && kind != OpKind::kAttention && kind != OpKind::kAttentionBackward;
+}
+
+}  // namespace
 
 OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<OperationBase> operation)
-    : group_(std::move(group)), signature_(operation->signature()), operation_(std::move(operation)) {}
+    : group_(std::move(group)),
+      signature_(operation->signature()),
+      number_(group_->next_operation()),
+      operation_(std::move(operation)) {}
 
 Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
                                                                Result<std::unique_ptr<OperationBase>> made) {
@@ -94,6 +105,7 @@ void OperationState::one_less() {
 Status OperationState::run_one(const std::function<Status(OperationBase&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   group_->session().count_launch();
+  if (concerns_others(operation_->kind())) launch_ = group_->next_launch();
   group_->session().begin_activity();
   const Status outcome = run(*operation_);
   group_->session().end_activity();
@@ -103,6 +115,8 @@ Status OperationState::run_one(const std::function<Status(OperationBase&)>& run)
 Status OperationState::enqueue(const std::function<Status(OperationBase&)>& run) {
   return at_once([&](OperationBase& operation) {
     group_->session().count_launch();
+    if (concerns_others(operation_->kind())) launch_ = group_->next_launch();
+    group_->note_queued();
     return run(operation);
   });
 }
@@ -121,11 +135,16 @@ Status OperationState::settle(const Status& outcome) {
   if (outcome.ok()) return outcome;
   // When the group failed first, its record names the cause; this rank's error is only how it noticed.
   const Status cause = group_->status();
-  if (!cause.ok()) return cause.with_context(signature_);
-  const Status why = outcome.with_context(signature_);
-  if (operation_->refused()) return why;
+  if (!cause.ok()) return Status(cause.code(), cause.text() + "; " + where()).with_context(signature_);
+  if (operation_->refused()) return outcome.with_context(signature_);
+  const Status why = Status(outcome.code(), outcome.text() + "; " + where()).with_context(signature_);
   (void)group_->fail(why);  // the other ranks wait for this one: tell them now, not at their deadline
   return why;
+}
+
+std::string OperationState::where() const {
+  return "rank " + std::to_string(group_->view().rank()) + " is in launch " + std::to_string(launch_) +
+         ", operation " + std::to_string(number_) + ", " + signature_;
 }
 
 std::uint64_t OperationState::wire_bytes() const {

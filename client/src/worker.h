@@ -24,6 +24,12 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  /// Nothing is queued and nothing runs.
+  bool idle() {
+    const MutexLock lock(mutex_);
+    return tasks_.empty() && !running_;
+  }
+
   /// Any thread but the worker's own.
   void post(std::function<void()> task) {
     {
@@ -41,15 +47,18 @@ class Worker {
       if (tasks_.empty()) return;
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
+      running_ = true;
       lock.unlock();
       task();
       lock.lock();
+      running_ = false;
     }
   }
 
   Mutex mutex_;
   ConditionVariable wake_;
   std::deque<std::function<void()>> tasks_ MK_GUARDED_BY(mutex_);
+  bool running_ MK_GUARDED_BY(mutex_) = false;
   bool stopping_ MK_GUARDED_BY(mutex_) = false;
 
   std::thread thread_;  ///< last: starts when everything above is there

@@ -422,3 +422,56 @@ def threads_and_signals():
         group.signal(0, lane)
         group.wait_arrival(0, lane, 2, LONG)
         group.barrier()
+
+
+kept = []  # to the end of the process, as what a program has in its modules
+
+
+def ends_with_a_thread():
+    """Rank 1 has done its part and ends while a thread of it lives: rank 0, which waits for rank 2, does not notice."""
+    group = join()
+    kept.append(group)
+    lane = group.reserve_lanes(1)
+    if RANK == 1:
+        group.signal(0, lane)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()  # a progress bar, metrics
+        if os.environ["HOW"] == "SystemExit":
+            sys.exit(0)
+    elif RANK == 2:
+        say("joined")
+        wait_for_line()
+        group.signal(0, lane)
+        group.wait_completed(0, lane, 1, LONG)
+    elif RANK == 0:
+        group.wait_arrival(1, lane, 1, LONG)
+        group.wait_arrival(2, lane, 1, LONG)
+        assert group.status() is None
+    else:
+        wait_for_test()
+
+
+def crosswise():
+    """Ranks launch two operations of one shape in another order: the rank that hears of it reads where both are."""
+    group = join()
+    first, second = group.ag_gemm(8, 8, 8, dtype="f16"), group.ag_gemm(8, 8, 8, dtype="f16")
+    operands = [bytearray(64), bytearray(128), bytearray(128)]
+    first.run(*operands, timeout=LONG)
+    here = ("rank 0 is in launch 2, operation 1, ag_gemm m=8", "rank 1 is in launch 2, operation 2, ag_gemm m=8")
+    if RANK == 0:
+        with raises(mkernel.DeadlineExceeded, here[0]):
+            first.run(*operands, deadline=1.0, timeout=LONG)
+    else:
+        with raises(mkernel.DeadlineExceeded, *here):
+            second.run(*operands, deadline=600.0, timeout=4 * LONG)
+
+
+def another_call():
+    """One rank launches, the other makes an operation of another shape: it reads where both are."""
+    group = join()
+    operation, operands = group.ag_gemm(8, 8, 8, dtype="f16"), [bytearray(64), bytearray(128), bytearray(128)]
+    if RANK == 0:
+        with raises(mkernel.DeadlineExceeded, "rank 0 is in launch 1, operation 1, ag_gemm m=8"):
+            operation.run(*operands, deadline=1.0, timeout=LONG)
+    else:
+        with raises(mkernel.DeadlineExceeded, "rank 0 is in launch 1, operation 1, ag_gemm m=8", "rank 1 is in collective call", "ag_gemm m=16"):
+            group.ag_gemm(16, 8, 8, dtype="f16")

@@ -41,6 +41,24 @@ class Life(ClientTest):
             other.kill()
             other.wait(PATIENCE)
 
+    def test_a_rank_that_ends_while_a_thread_lives_leaves_its_group(self):
+        """It was left to the end of the process, which counted as the loss of the rank: the waits of all others ended."""
+        self.start_nodes(2)
+        for how in ("SystemExit", "end"):
+            with self.subTest(how=how):
+                ranks = [self.rank("life_scenarios.ends_with_a_thread", rank, 4, HOW=how) for rank in range(4)]
+                self.wait_for_line(ranks[2], "joined")
+                self.assertEqual(self.finish(ranks[1])[0], 0)
+                self.go_on(ranks[2])
+                for process in ranks[0], ranks[2], ranks[3]:
+                    status, out, err = self.finish(process)
+                    self.assertEqual(status, 0, out + err)
+
+    def test_ranks_in_different_launches_are_named(self):
+        self.start_nodes(2)
+        self.run_ranks("life_scenarios.crosswise", 2)
+        self.run_ranks("life_scenarios.another_call", 2)
+
     def test_ctrl_c_in_every_wait(self):
         self.start_nodes(1)
         for wait in WAITS:

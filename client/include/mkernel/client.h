@@ -133,6 +133,10 @@ class MK_API Group {
   Status status() const;
   /// Tells every rank that this one cannot go on; `why` is not OK. The group is over for all of them.
   Status fail(const Status& why);
+  /// Leaves the group now, though handles of it may be in use, as at the end of a program with other threads:
+  /// every later call of them is refused. Puts that were made are delivered. Errors: kFailedPrecondition (a
+  /// launch or a collective call is under way, or a launch was queued on a stream).
+  Status leave();
 
   /// **Collective**. Returns when every rank is here.
   Status barrier();

@@ -57,13 +57,25 @@ class Handle:
         self.pointer = None
 
 
+class GroupHandle(Handle):
+    """The handle of a group: before it is left to the end of the process, the group is left."""
+
+    __slots__ = ()
+
+    def abandon(self) -> None:
+        if self.pointer is not None:
+            lib.mk_group_leave(self.pointer)  # refused while a launch or a collective call is under way
+        super().abandon()
+
+
 _live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
 
 @atexit.register
 def _end_handles() -> None:
-    """At exit, groups are left and sessions ended as if they had been closed. When another thread may be inside a call, everything is
-    left to the end of the process, which the daemon notices."""
+    """At exit, groups are left and sessions ended as if they had been closed. Any other thread that lives may be inside a call: then
+    groups of which nothing is under way are left, so that the exit costs no other rank its last step, and all else is left to the
+    end of the process, which the daemon notices."""
     others = threading.active_count() > 1
     for handle in list(_live):
         if others:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from mkernel import _abi
 from mkernel._arguments import U32_MAX, Device, Path, Seconds, integer, milliseconds, octets, ordinal, path, seconds, text
-from mkernel._calls import Handle, check, closed, create, drop
+from mkernel._calls import GroupHandle, Handle, check, closed, create, drop
 from mkernel._library import lib
 from mkernel.errors import InvalidArgument
 from mkernel.group import Group
@@ -56,6 +56,7 @@ class Session:
             f"join of group '{name}'",
             lambda out: lib.mk_join(session.pointer, options, out),
             destroy=lib.mk_group_destroy,
+            kind=GroupHandle,
         )
         return Group(self, handle, name, lanes, limit)
 

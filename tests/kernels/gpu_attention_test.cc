@@ -15,6 +15,7 @@
 #include "kernels/ops/make.h"
 #include "tests/support/attention_cases.h"
 #include "tests/support/gpu_held_stream.h"
+#include "tests/support/gpu_two_launches.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_attention_case.h"
@@ -209,6 +210,19 @@ TEST_CASE("attention: operands and shapes that the kernel does not take are refu
           "INVALID_ARGUMENT: attention: head_dim = " + std::to_string(head_dim) +
               ", but it must be 64 or 128 on the cuda executor");
   }
+}
+
+TEST_CASE("attention: of two launches at a time one says so, and nothing is launched after them") {
+  if (!peers_or_skip(1)) return;
+  const AttentionShape shape{.batch = 1, .sequence = 8192, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  AttentionRank rank(shape, {.sms = half_of_the_sms()});
+  rank.run_checked(1, 2, 1021);
+  const auto launch = [&](CUstream_st* stream) {
+    return rank.operation().enqueue(rank.arguments(), kOptions, stream);
+  };
+  launch_at_the_same_time(launch, launch);
+  check_not_alone(rank.operation().status(), "attention");
+  CHECK(rank.enqueue().code() == StatusCode::kFailedPrecondition);
 }
 
 }  // namespace mkernel::test

@@ -18,6 +18,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_ranks.h"
+#include "tests/support/gpu_two_launches.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
@@ -160,9 +161,39 @@ TEST_CASE("two launches of a group at the same time are told, and stop those beh
   require_ok(one.stream(0).synchronize());
   require_ok(other.stream(0).synchronize());
   const std::string texts = one.operation(0).status().text() + other.operation(0).status().text();
-  CHECK_MESSAGE(texts.find("launches of a group must follow each other") != std::string::npos, texts);
+  CHECK_MESSAGE(texts.find("Launches of a group must follow each other") != std::string::npos, texts);
   CHECK(one.operation(0).enqueue(one.arguments(0), kGpuOptions, one.stream(0).get()).code() ==
         StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("two launches of a group that end in the same moment are reported, every time") {
+  if (!peers_or_skip(1)) return;
+  auto world = std::shared_ptr<GpuWorld>(require(GpuWorld::make(FabricOptions{.ranks_per_node = 1})));
+  // Both do the same work with as many multiprocessors, so that they end within microseconds of each other.
+  const GemmShape shape{4096, 2048, 2048};
+  const std::int32_t sms = half_of_the_sms();
+  for (int round = 0; round < 32; ++round) {
+    CAPTURE(round);
+    GpuRanks one = gpu_ranks<AgGemm>(world, shape, {.sms = sms}),
+             other = gpu_ranks<AgGemm>(world, shape, {.sms = sms});
+    const auto lent =
+        require(world->symmetric(lent_workspace_bytes(one.operation(0).requirements().lent_bytes)));
+    for (GpuRanks* each : {&one, &other}) {
+      each->bind(lent, 0);
+      require_ok(each->fill(0, 1));
+      require_ok(each->stream(0).synchronize());
+    }
+    const auto launch_of = [](GpuRanks& ranks) {
+      return [&ranks](CUstream_st* stream) {
+        return ranks.operation(0).enqueue(ranks.arguments(0), kGpuOptions, stream);
+      };
+    };
+    launch_at_the_same_time(launch_of(one), launch_of(other));
+    const std::string texts = one.operation(0).status().text() + other.operation(0).status().text();
+    CHECK_MESSAGE(texts.find("two launches with the shared workspace of the group ran at the same time") !=
+                      std::string::npos,
+                  texts);
+  }
 }
 
 TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,

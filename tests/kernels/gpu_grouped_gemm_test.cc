@@ -16,6 +16,7 @@
 #include "kernels/cuda/memory/error.h"
 #include "kernels/ops/make.h"
 #include "tests/support/gpu_held_stream.h"
+#include "tests/support/gpu_two_launches.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/require.h"
@@ -355,6 +356,18 @@ TEST_CASE("grouped gemm: operands and shapes that the kernel does not take are r
         begin + "groups = 1025, but it must be 1..1024");
   CHECK(refusal(kSmall, {.sms = 1}) == begin + "sms = 1, but it must be at least 2 on the cuda executor");
   CHECK(refusal(kSmall, {.machine = "H300"}).find("machine = \"H300\"") != std::string::npos);
+}
+
+TEST_CASE("grouped gemm: of two launches at a time one says so, and nothing is launched after them") {
+  if (!peers_or_skip(1)) return;
+  GroupedRank rank({.max_rows = 32768, .k = 1024, .n = 2048, .groups = 4}, {.sms = half_of_the_sms()});
+  rank.run_checked({9000, 18000, 25000, 32768}, 1);
+  const auto launch = [&](CUstream_st* stream) {
+    return rank.operation().enqueue(rank.arguments(), kOptions, stream);
+  };
+  launch_at_the_same_time(launch, launch);
+  check_not_alone(rank.operation().status(), "grouped_gemm");
+  CHECK(rank.enqueue().code() == StatusCode::kFailedPrecondition);
 }
 
 }  // namespace mkernel::test

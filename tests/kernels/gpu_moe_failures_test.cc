@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/gpu_moe_ranks.h"
+#include "tests/support/gpu_two_launches.h"
 #include "tests/support/moe_refusals.h"
 #include "tests/support/require.h"
 
@@ -169,6 +170,25 @@ TEST_CASE("moe: arguments that only their own rank can know are refused there, b
   bad.topk = nullptr;
   CHECK(refused(bad) == "moe: topk is null");
   ranks.run_checked(inputs);
+}
+
+TEST_CASE("moe: of two launches at a time one says so, and nothing is launched after them") {
+  if (!peers_or_skip(1)) return;
+  // With one expert each launch finds rows where the other one has put them, and nothing lies beyond the
+  // pool.
+  const MoeShape shape{
+      .max_tokens = 16384, .hidden = 1024, .n = 1024, .intermediate = 1024, .experts = 1, .topk = 1};
+  constexpr std::int64_t kTokens = 4096;
+  GpuMoeRanks ranks({.ranks_per_node = 1}, shape, {.sms = half_of_the_sms()});
+  const MoeInput input = ranks.inputs(one_expert(0), kTokens, 1)[0];
+  require_ok(ranks.fill(0, input, ranks.operands(0)));
+  require_ok(ranks.run(0, kTokens));
+  const auto launch = [&](CUstream_st* stream) {
+    return ranks.operation(0).enqueue(ranks.arguments(0, ranks.operands(0), kTokens), kMoeGpuOptions, stream);
+  };
+  launch_at_the_same_time(launch, launch);
+  check_not_alone(ranks.operation(0).status(), "moe");
+  CHECK(ranks.enqueue(0, ranks.operands(0), kTokens).code() == StatusCode::kFailedPrecondition);
 }
 
 TEST_CASE("moe: shapes and plans that the kernel does not have are refused by name") {

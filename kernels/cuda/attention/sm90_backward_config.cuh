@@ -111,11 +111,4 @@ struct alignas(1024) AttentionBackwardShared {
   PipelineBarriers<1> gradients[Config::kMathWarpgroups];  ///< math -> store; never empty: `tasks`
 };
 
-/// Dynamic shared memory of a launch.
-template <class Config>
-constexpr std::size_t attention_backward_shared_bytes() {
-  static_assert(sizeof(AttentionBackwardShared<Config>) <= 227 * 1024, "more than a CTA can have");
-  return sizeof(AttentionBackwardShared<Config>);
-}
-
 }  // namespace mkernel::kernels

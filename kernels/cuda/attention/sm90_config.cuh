@@ -59,11 +59,4 @@ struct alignas(1024) AttentionShared {
   PipelineBarriers<Config::kStages> key_stages, value_stages;         ///< load -> math
 };
 
-/// Dynamic shared memory of a launch.
-template <class Config>
-constexpr std::size_t attention_shared_bytes() {
-  static_assert(sizeof(AttentionShared<Config>) <= 227 * 1024, "more than a CTA can have");
-  return sizeof(AttentionShared<Config>);
-}
-
 }  // namespace mkernel::kernels

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernels/base/views.h"
 #include "kernels/base/wait_site.h"
@@ -11,12 +12,27 @@
 
 namespace mkernel::kernels {
 
-/// OK, or why the launches of `control` (copied from the device) gave up: why group or session failed, else
-/// which wait of `rank` ran into its deadline. `via`: WaitSite's, for that wait.
+/// Why a launch of `rank` found at its end that another one had ended since it began.
+inline Status ran_at_the_same_time(const LaunchControl& control, std::uint32_t rank) {
+  const bool of_operation = control.site.tag == DeviceTag::kEpoch;
+  return {StatusCode::kFailedPrecondition,
+          "rank " + std::to_string(rank) + ": two launches " +
+              (of_operation ? "of the operation" : "with the shared workspace of the group") +
+              " ran at the same time: when this one began " + std::to_string(control.expected) +
+              " had ended, when it ended " + std::to_string(control.seen) +
+              "; the results of both are void. Launches of a group must follow each other: queue them on one "
+              "stream, or let each stream wait for the launch before (cudaStreamWaitEvent)"};
+}
+
+/// OK, or why the launches of `control` (copied from the device) gave up: that two ran at the same time, why
+/// group or session failed, else which wait of `rank` ran into its deadline. `via`: WaitSite's, for that
+/// wait.
 inline Status failure_of_launch(const LaunchControl& control, const abi::GroupSegment* group,
                                 const abi::SessionSegment* session, std::uint32_t rank,
                                 std::int64_t via = -1) {
   if (control.abort == 0) return {};
+  if (control.site.tag == DeviceTag::kEpoch || control.site.tag == DeviceTag::kTurn)
+    return ran_at_the_same_time(control, rank);
   const WaitSite site{.role = name_of(control.site.role),
                       .tag = name_of(control.site.tag),
                       .peer = control.site.peer,

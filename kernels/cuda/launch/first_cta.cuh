@@ -2,6 +2,7 @@
 // host, over several nodes others send, and together they end the launch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/launch/end.cuh"
@@ -37,7 +38,7 @@ __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, in
   if (warp < workers) work(warp);
   if (!stays) return;
   if (warp == kWarps - 1) {
-    poll_host(control, endpoint.host, endpoint.counts, gridDim.x - 1 + kWarps - 1);
+    poll_host(control, endpoint.host, endpoint.counts, begin.exited + gridDim.x - 1 + kWarps - 1);
   } else {
     if (warp >= workers && threadIdx.x % 32 == 0) send(warp - workers);
     leave_poller(control);
@@ -48,25 +49,44 @@ __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, in
 /// One whole warp of a CTA 0 that computes as the others do, and polls the host beside: until all other CTAs
 /// have ended and one warp of this one, whose waits are over last, has called leave_poller(). Then all
 /// threads of the CTA call end_launch(). Before it begins nobody sees an abort, nor a count of the host's.
-__device__ __forceinline__ void poll_beside_work(const device::Endpoint& endpoint) {
-  poll_host(*endpoint.control, endpoint.host, endpoint.counts, gridDim.x);
+__device__ __forceinline__ void poll_beside_work(const device::Endpoint& endpoint, const LaunchBegin& begin) {
+  poll_host(*endpoint.control, endpoint.host, endpoint.counts, begin.exited + gridDim.x);
 }
 
-/// All threads of every CTA, of `kWarps` warps, in a launch that waits for no other rank: `work(begin)`, and
-/// what ends the launch. CTA 0's poller comes when its own work is done, for it has nobody to poll for
-/// earlier: the launch ends by itself, and fails then if the host has aborted it. The poller is the last
-/// warp, which multiplies and so has the most registers left.
+/// Shared memory of a CTA of compute_alone(), whose work needs `Body`.
+template <class Body>
+struct AloneShared {
+  Body body;
+  LaunchBegin begin;  ///< of CTA 0
+};
+
+/// Dynamic shared memory of such a launch.
+template <class Body>
+constexpr std::size_t alone_shared_bytes() {
+  static_assert(sizeof(AloneShared<Body>) <= 227 * 1024, "more than a CTA can have");
+  return sizeof(AloneShared<Body>);
+}
+
+/// All threads of every CTA, of `kWarps` warps, in a launch that waits for no other rank: `work(begin)`, in
+/// which the threads of the CTA meet at a barrier, and what ends the launch. CTA 0's poller comes when its
+/// own work is done, for it has nobody to poll for earlier: the launch ends by itself, and fails then if the
+/// host has aborted it. The poller is the last warp, which multiplies and so has the most registers left.
+/// `kept`: shared memory that the work does not touch. The begin of the launch waits there for the end,
+/// because the work needs all registers.
 template <int kWarps, class Work>
-__device__ __forceinline__ void compute_alone(const device::Endpoint& endpoint, const Work& work) {
+__device__ __forceinline__ void compute_alone(const device::Endpoint& endpoint, LaunchBegin& kept,
+                                              const Work& work) {
   LaunchControl& control = *endpoint.control;
   if (control.stopped != 0) return count_out(control);
   begin_role(endpoint.trace);
-  work(LaunchBegin(control, nullptr));
+  const LaunchBegin begin(control, nullptr);
+  if (blockIdx.x == 0 && threadIdx.x == 0) kept = begin;
+  work(begin);
   end_role(endpoint.trace, DeviceRole::kCompute);
   if (blockIdx.x != 0) return end_cta(control);
-  if (threadIdx.x / 32 == kWarps - 1) poll_host(control, endpoint.host, PolledCounts{}, gridDim.x - 1);
-  // The epoch is read again, for it is the same and work() needs all registers.
-  end_launch(control, nullptr, LaunchBegin(control, nullptr));
+  if (threadIdx.x / 32 == kWarps - 1)
+    poll_host(control, endpoint.host, PolledCounts{}, kept.exited + gridDim.x - 1);
+  end_launch(control, nullptr, kept);
 }
 
 }  // namespace mkernel::kernels

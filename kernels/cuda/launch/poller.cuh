@@ -26,11 +26,12 @@ __device__ __forceinline__ PolledWord polled_word(const PolledCounts& counts, st
   return {counts.source(i), counts.seen + i, counts.base[i], ptx::ld_relaxed_gpu(counts.seen + i)};
 }
 
-/// One whole warp, until `leavers` CTAs (or roles that count themselves in `exited` as end_cta() does) have
-/// ended in this launch. An abort that the host sees becomes one that the kernel sees. The waits of the
-/// others have deadlines, so it ends after them; a CTA that ends without counting itself out is a bug of a
-/// kernel's, and the poller gives up when nothing has happened (no count has changed, no CTA has ended) for
-/// four times the longest deadline. Sleeps only when there is no count to wait for.
+/// One whole warp, until `all_ended` CTAs (or roles that count themselves in `exited` as end_cta() does) have
+/// ended over all launches: those before this one (LaunchBegin::exited) and its own. An abort that the host
+/// sees becomes one that the kernel sees. The waits of the others have deadlines, so it ends after them; a
+/// CTA that ends without counting itself out is a bug of a kernel's, and the poller gives up when nothing has
+/// happened (no count has changed, no CTA has ended) for four times the longest deadline. Sleeps only when
+/// there is no count to wait for.
 ///
 /// The lanes read different words in one load, so up to 31 counts cost one trip over the bus (about 1 us),
 /// the next 32 one more; the count of ended CTAs is among them, for a load of its own would be a trip of its
@@ -45,10 +46,9 @@ __device__ __forceinline__ PolledWord polled_word(const PolledCounts& counts, st
 /// count; the store depends on the acquired value; and whoever acquires `seen` drops its L1 first. A poller
 /// that writes anything but counts needs the release.
 __device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatch& host,
-                                          const PolledCounts& counts, std::uint64_t leavers) {
+                                          const PolledCounts& counts, std::uint64_t all_ended) {
   constexpr unsigned kAbortEvery = 1024;  // sweeps: about a millisecond; a look costs one more trip
   constexpr unsigned kPauseNs = 64;       // its last look is on the way of every launch
-  const std::uint64_t all_ended = control.exited_before + leavers;
   const std::uint32_t lane = thread_index() % 32;
   const std::uint32_t words = counts.words();
   const std::uint32_t* abort_word = lane == 0 ? host.session_abort : lane == 1 ? host.group_abort : nullptr;

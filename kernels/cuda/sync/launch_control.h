@@ -30,7 +30,8 @@ enum class DeviceTag : std::uint32_t {
   kNodeBarrier = 7,
   kRingClosed = 8,
   kLaunchEnd = 9,
-  kTurn = 10
+  kTurn = 10,
+  kEpoch = 11
 };
 
 /// No wait of a kernel takes longer: that deadline at the last of the stages (at_stage() in
@@ -67,7 +68,8 @@ constexpr const char* name_of(DeviceTag tag) {
     case DeviceTag::kNodeBarrier: return "barrier of the node";
     case DeviceTag::kRingClosed: return "a work ring that is closed, because a put gave up behind it,";
     case DeviceTag::kLaunchEnd: return "thread blocks that end";
-    case DeviceTag::kTurn: return "the workspace for itself (launches of a group must follow each other)";
+    case DeviceTag::kTurn: return "the shared workspace for itself";
+    case DeviceTag::kEpoch: return "the operation for itself";
     case DeviceTag::kNone: break;
   }
   return "nothing";
@@ -90,7 +92,8 @@ struct DeviceWaitSite {
 /// One per operation or endpoint and rank, zeroed once. The host reads it after the stream is done with the
 /// launch.
 struct LaunchControl {
-  std::uint64_t epoch;  ///< launches that have ended; advanced by the last CTA of each
+  std::uint64_t
+      epoch;  ///< launches that have ended; advanced by the last CTA of each, from what it began with
   /// Nonzero: a launch before this one failed, and this one only counts itself out. Written with the epoch by
   /// the last CTA of a launch, so all CTAs of the next one read the same, whatever becomes of `abort`
   /// meanwhile.

@@ -64,7 +64,8 @@ __device__ __forceinline__ bool is_poller() {
 __device__ __forceinline__ void poll(const Endpoint& endpoint) {
   const kernels::LaunchBegin begin(*endpoint.control, endpoint.lent);
   if (kernels::thread_index() < 32)
-    kernels::poll_host(*endpoint.control, endpoint.host, endpoint.counts, kernels::cta_count() - 1);
+    kernels::poll_host(*endpoint.control, endpoint.host, endpoint.counts,
+                       begin.exited + kernels::cta_count() - 1);
   kernels::end_launch(*endpoint.control, endpoint.lent, begin);
 }
 
@@ -155,7 +156,8 @@ __device__ __forceinline__ std::int32_t local_rank(const Endpoint& endpoint, std
   return endpoint.local_of_rank[rank];
 }
 
-/// The buffer of a rank of this node; this rank's own among them. Ordinary loads and stores.
+/// The buffer of a rank of this node; this rank's own among them. Ordinary loads and stores; atomics only
+/// where the link between the GPUs has them (NVLink has, PCIe has none).
 __device__ __forceinline__ std::byte* peer(const Peers& peers, std::int32_t local_rank) {
   return peers.of_local_rank[local_rank];
 }

@@ -90,8 +90,10 @@ class OperationBase {
   /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
   /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
   /// that were queued behind the failed one did nothing: they have sent nothing and left the outputs as they
-  /// were. When launches were refused (refused()) since it was last asked, why the last of them was: once,
-  /// and the others went on. On the cpu executor run() has said it all.
+  /// were. A launch that ran at the same time as another one of the operation, or of the group where they
+  /// share a workspace, is such a failure: kFailedPrecondition. When launches were refused (refused()) since
+  /// it was last asked, why the last of them was: once, and the others went on. On the cpu executor run() has
+  /// said it all.
   virtual Status status() { return {}; }
 };
 
@@ -101,7 +103,8 @@ template <class Arguments>
 class Operation : public OperationBase {
  public:
   /// Blocks until this rank's part is done and its operands may be reused. Nothing on a stream is waited for:
-  /// what writes the operands must be over (else enqueue()).
+  /// what writes the operands must be over (else enqueue()). On the cpu executor kFailedPrecondition, at once
+  /// and without harm to it, while another launch of the operation or with its shared workspace runs.
   virtual Status run(const Arguments& arguments, const ExecutorOptions& options) = 0;
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the

@@ -25,13 +25,14 @@ template <class Config>
 struct alignas(1024) GroupedGemmShared {
   Sm90FeedShared<Config> feed;
   GroupedGemmTable table;
+  LaunchBegin begin;  ///< of CTA 0
 };
 
 /// All CTAs take tiles until there are none.
 template <class Config>
 __device__ __forceinline__ void grouped_gemm_cta(const GroupedGemmParameters& p, std::byte* memory) {
   auto& shared = *reinterpret_cast<GroupedGemmShared<Config>*>(memory);
-  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+  compute_alone<Config::kThreads / 32>(p.endpoint, shared.begin, [&](const LaunchBegin& begin) {
     sm90_feed(GroupedGemmTasks<Config>(p, begin.epoch, shared.table), shared.feed);
   });
 }

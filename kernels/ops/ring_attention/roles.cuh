@@ -105,11 +105,12 @@ class RingAttentionFeed {
 
 /// In a CTA 0 that computes, a whole warp of the producer warpgroup that has nothing more to load or store:
 /// the idle one polls the host, the loading one waits for the chunks that no tile has waited for.
-__device__ __forceinline__ void end_gather_beside_work(const RingAttentionParameters& p, int warp) {
+__device__ __forceinline__ void end_gather_beside_work(const RingAttentionParameters& p,
+                                                       const LaunchBegin& begin, int warp) {
   LaunchControl& control = *p.endpoint.control;
-  if (warp == 3) poll_beside_work(p.endpoint);
+  if (warp == 3) poll_beside_work(p.endpoint, begin);
   if (warp != 0) return;
-  wait_all_kv(p, control.epoch);
+  wait_all_kv(p, begin.epoch);
   leave_poller(control);
 }
 
@@ -132,7 +133,7 @@ __device__ __forceinline__ void ring_attention_cta(const RingAttentionParameters
   if (threadIdx.x < KvGatherPlan::kTensors * kMaxKernelRanks) (&shared.seen[0][0])[threadIdx.x] = 0;
   if (threadIdx.x == 0) shared.begin = begin;
   attention_body(RingAttentionFeed<Config>(p, shared), shared.body, [&](int warp) {
-    if (blockIdx.x == 0) end_gather_beside_work(p, warp);
+    if (blockIdx.x == 0) end_gather_beside_work(p, shared.begin, warp);
   });
   if (blockIdx.x == 0) {
     end_launch(control, p.endpoint.lent, shared.begin);

@@ -119,14 +119,15 @@ __device__ __forceinline__ void ring_varlen_cta(const RingVarlenParameters& p, s
   if (threadIdx.x < KvGatherPlan::kTensors * kMaxKernelRanks) (&shared.seen[0][0])[threadIdx.x] = 0;
   if (threadIdx.x == 0) shared.begin = begin;
   const auto then = [&](int warp) {
-    if (blockIdx.x == 0) end_gather_beside_work(p, warp);
+    if (blockIdx.x == 0) end_gather_beside_work(p, shared.begin, warp);
   };
   if (good) {
     varlen_fill(p.lengths, RingTaskList{p.causal, p.section_heads}, ring_varlen_slots(p), sorting);
     // It begins with a fence and a barrier, so its tiles may lie where the sorting was.
     attention_body(RingVarlenFeed<Config>(p, shared), shared.body, then);
-  } else if (threadIdx.x < 128) {
-    then(static_cast<int>(threadIdx.x) / 32);
+  } else {
+    __syncthreads();  // the begin of the launch, as the body's barrier hands it on
+    if (threadIdx.x < 128) then(static_cast<int>(threadIdx.x) / 32);
   }
   if (blockIdx.x == 0) {
     end_launch(control, p.endpoint.lent, shared.begin);

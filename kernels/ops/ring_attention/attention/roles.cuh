@@ -60,10 +60,10 @@ class AttentionFeed {
 /// All CTAs take tasks until there are none.
 template <class Config>
 __device__ __forceinline__ void attention_cta(const AttentionParameters& p, std::byte* memory) {
-  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+  auto& shared = *reinterpret_cast<AloneShared<AttentionShared<Config>>*>(memory);
+  compute_alone<Config::kThreads / 32>(p.endpoint, shared.begin, [&](const LaunchBegin& begin) {
     if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(begin.epoch + 1) & 1] = 0;
-    attention_body(AttentionFeed<Config>(p, begin.epoch),
-                   *reinterpret_cast<AttentionShared<Config>*>(memory));
+    attention_body(AttentionFeed<Config>(p, begin.epoch), shared.body);
   });
 }
 

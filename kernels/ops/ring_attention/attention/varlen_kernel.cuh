@@ -11,7 +11,7 @@ namespace mkernel::kernels {
 template <int kHeadDim, int kTileKeys, DataType kType>
 CooperativeKernel varlen_kernel_of() {
   using Config = AttentionConfig<kHeadDim, kTileKeys, kType>;
-  return cooperative_kernel<Config>(&varlen_kernel<Config>, attention_shared_bytes<Config>());
+  return cooperative_kernel<Config>(&varlen_kernel<Config>, alone_shared_bytes<AttentionShared<Config>>());
 }
 
 }  // namespace mkernel::kernels

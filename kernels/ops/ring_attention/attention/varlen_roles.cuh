@@ -90,11 +90,12 @@ class VarlenFeed {
 /// All CTAs take tasks until there are none.
 template <class Config>
 __device__ __forceinline__ void varlen_cta(const VarlenParameters& p, std::byte* memory) {
-  auto& shared = *reinterpret_cast<AttentionShared<Config>*>(memory);
+  auto& alone = *reinterpret_cast<AloneShared<AttentionShared<Config>>*>(memory);
+  AttentionShared<Config>& shared = alone.body;
   // The body begins with a fence and a barrier, so its tiles may lie where this was.
   static_assert(sizeof(VarlenSorting) <= sizeof(shared.keys));
   auto& sorting = *reinterpret_cast<VarlenSorting*>(shared.keys);
-  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+  compute_alone<Config::kThreads / 32>(p.endpoint, alone.begin, [&](const LaunchBegin& begin) {
     if (!varlen_accept(p, begin.epoch, sorting)) return;
     AttentionSlot* slots = p.scratch->slots(static_cast<std::int32_t>(blockIdx.x), p.lengths.sequences);
     varlen_fill(p.lengths, AttentionTaskList{p.heads, p.group, 2 * Config::kHeadDim * 2}, slots, sorting);

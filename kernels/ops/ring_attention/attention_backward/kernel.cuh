@@ -12,7 +12,7 @@ template <int kHeadDim, bool kCausal, DataType kType>
 CooperativeKernel attention_backward_kernel_of() {
   using Config = AttentionBackwardConfig<kHeadDim, kCausal, kType>;
   return cooperative_kernel<Config>(&attention_backward_kernel<Config>,
-                                    attention_backward_shared_bytes<Config>());
+                                    alone_shared_bytes<AttentionBackwardShared<Config>>());
 }
 
 }  // namespace mkernel::kernels

@@ -63,12 +63,12 @@ template <class Config>
 __device__ __forceinline__ void attention_backward_cta(const AttentionBackwardParameters& p,
                                                        std::byte* memory) {
   constexpr int kWarps = Config::kThreads / 32;
-  compute_alone<kWarps>(p.endpoint, [&](const LaunchBegin& begin) {
+  auto& shared = *reinterpret_cast<AloneShared<AttentionBackwardShared<Config>>*>(memory);
+  compute_alone<kWarps>(p.endpoint, shared.begin, [&](const LaunchBegin& begin) {
     if (blockIdx.x == 0 && threadIdx.x == 0)
       p.counters->next_task[(begin.epoch + 1) & 1] = p.counters->next_unit[(begin.epoch + 1) & 1] = 0;
     prepare_all_backward_rows<Config>(p, static_cast<std::int32_t>(blockIdx.x));
-    attention_backward_body(AttentionBackwardFeed<Config>(p),
-                            *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
+    attention_backward_body(AttentionBackwardFeed<Config>(p), shared.body);
   });
 }
 

@@ -12,14 +12,14 @@ template <int kHeadDim, bool kCausal, DataType kType>
 CooperativeKernel varlen_backward_kernel_of() {
   using Config = AttentionBackwardConfig<kHeadDim, kCausal, kType>;
   return cooperative_kernel<Config>(&varlen_backward_kernel<Config>,
-                                    attention_backward_shared_bytes<Config>());
+                                    alone_shared_bytes<AttentionBackwardShared<Config>>());
 }
 
 template <int kHeadDim, DataType kType>
 CooperativeKernel window_backward_kernel_of() {
   using Config = AttentionBackwardWindowConfig<kHeadDim, kType>;
   return cooperative_kernel<Config>(&varlen_backward_kernel<Config>,
-                                    attention_backward_shared_bytes<Config>());
+                                    alone_shared_bytes<AttentionBackwardShared<Config>>());
 }
 
 }  // namespace mkernel::kernels

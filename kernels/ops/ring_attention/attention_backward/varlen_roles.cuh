@@ -147,11 +147,12 @@ __device__ __forceinline__ void skip_backward_rows(const VarlenBackwardParameter
 /// All CTAs prepare rows, take tasks until there are none, and narrow what has been summed.
 template <class Config>
 __device__ __forceinline__ void varlen_backward_cta(const VarlenBackwardParameters& p, std::byte* memory) {
-  auto& shared = *reinterpret_cast<AttentionBackwardShared<Config>*>(memory);
+  auto& alone = *reinterpret_cast<AloneShared<AttentionBackwardShared<Config>>*>(memory);
+  AttentionBackwardShared<Config>& shared = alone.body;
   // The body begins with a fence and a barrier, so its tiles may lie where this was.
   static_assert(sizeof(VarlenSorting) <= sizeof(shared.keys));
   auto& sorting = *reinterpret_cast<VarlenSorting*>(shared.keys);
-  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+  compute_alone<Config::kThreads / 32>(p.endpoint, alone.begin, [&](const LaunchBegin& begin) {
     if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_unit[(begin.epoch + 1) & 1] = 0;
     if (!varlen_accept(p, begin.epoch, sorting)) return skip_backward_rows<Config>(p);
     AttentionBackwardSlot* slots =

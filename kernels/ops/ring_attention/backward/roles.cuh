@@ -21,7 +21,8 @@ namespace mkernel::kernels {
 /// Dynamic shared memory of a launch.
 template <class Config>
 constexpr std::size_t ring_backward_shared_bytes() {
-  constexpr std::size_t kBody = attention_backward_shared_bytes<Config>();
+  constexpr std::size_t kBody = sizeof(AttentionBackwardShared<Config>);
+  static_assert(kBody <= 227 * 1024, "more than a CTA can have");
   static_assert(sizeof(KvFanOutShared) <= 227 * 1024, "more than a CTA can have");
   return kBody > sizeof(KvFanOutShared) ? kBody : sizeof(KvFanOutShared);
 }

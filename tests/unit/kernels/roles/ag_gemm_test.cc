@@ -18,6 +18,7 @@
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/paced_check.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 #include "tests/unit/kernels/roles/played_tiles.h"
 #include "tests/unit/kernels/roles/product_check.h"
 
@@ -46,6 +47,23 @@ class GatherRanks {
 
   /// One launch of every rank with new operands.
   void check(std::uint64_t seed) {
+    launch(seed);
+    for (const auto& rank : ranks_) {
+      CHECK(rank->control.failed == 0);
+      rank->links.check(sent_bytes(*rank));
+      for (int i = 0; i < products_of(shape_); ++i) verify(*rank, i);
+    }
+  }
+  /// Of a rank alone.
+  void two_at_a_time(std::uint64_t seed) {
+    const std::uint64_t before = ranks_[0]->control.epoch;
+    ranks_[0]->p.endpoint.deadline_ns = kHostTwoLaunchesNs;
+    launch(seed, 2);
+    check_two_at_a_time(ranks_[0]->control, before, ranks_[0]->p.endpoint.lent);
+  }
+
+ private:
+  void launch(std::uint64_t seed, int at_a_time = 1) {
     HostGrid grid;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = *ranks_[r];
@@ -59,7 +77,7 @@ class GatherRanks {
       }
       describe_operands(rank, rows);
       rank.links.begin();
-      add(grid, rank);
+      for (int i = 0; i < at_a_time; ++i) add(grid, rank);
     }
     grid.add_service(host_copy_engine);
     if (topology_.nodes() > 1) {
@@ -69,14 +87,8 @@ class GatherRanks {
       });
     }
     grid.run();
-    for (const auto& rank : ranks_) {
-      CHECK(rank->control.failed == 0);
-      rank->links.check(sent_bytes(*rank));
-      for (int i = 0; i < products_of(shape_); ++i) verify(*rank, i);
-    }
   }
 
- private:
   struct alignas(128) Line {
     std::byte bytes[128];
   };
@@ -215,6 +227,13 @@ void check_launches(const GemmShape& shape, const Topology& topology, const AgGe
 void check_launches(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options,
                     std::int32_t parts = 1, bool shared = false) {
   check_launches(shape, Topology(1, ranks), options, parts, shared);
+}
+
+TEST_CASE("ag_gemm: of two launches at a time one fails and says so") {
+  GatherRanks rank({600, 136, 72}, Topology(1, 1),
+                   {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+  rank.check(1);
+  rank.two_at_a_time(2);
 }
 
 TEST_CASE("ag_gemm: links that are modelled carry every row once to each neighbour") {

@@ -59,16 +59,17 @@ class HostBackward {
     launch();
     CHECK(wrong_gradients(plan_.shape, tensors_, gradients_, Weights::kRounded) == 0);
   }
-  void launch() {
+  void launch(int at_a_time = 1) {
+    if (at_a_time == 2) p_.endpoint.deadline_ns = kHostTwoLaunchesNs;
     gradients_ = poisoned_gradients(plan_.shape);
     p_.d_q = gradients_.d_q.data();
     p_.d_k = host_tensor_map(attention_backward_d_k_view(plan_, gradients_.d_k.data()));
     p_.d_v = host_tensor_map(attention_backward_d_k_view(plan_, gradients_.d_v.data()));
     HostGrid grid;
     with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
-      add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
+      for (int i = 0; i < at_a_time; ++i) add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
     });
-    play_launch(grid, *control_);
+    play_launch(grid, *control_, at_a_time);
   }
   /// Some tasks walk upwards, where there are two for each of so many CTAs.
   void tell_ctas(std::int32_t ctas) { p_.tasks = plan_.tasks(ctas); }
@@ -97,7 +98,7 @@ class HostBackward {
   void add(HostGrid& grid) {
     for (std::uint32_t cta = 0; cta < ctas_; ++cta) {
       grid.add_cluster(cta, Config::kCluster, ctas_, Config::kThreads,
-                       attention_backward_shared_bytes<Config>(), [this] {
+                       alone_shared_bytes<AttentionBackwardShared<Config>>(), [this] {
                          const HostThread& self = host_thread();
                          attention_backward_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
                        });
@@ -208,6 +209,14 @@ TEST_CASE(
   rank.check();
   rank.abort();
   CHECK(rank.computes_and_fails());
+  CHECK_FALSE(rank.computes_and_fails());
+}
+
+TEST_CASE("attention backward kernel: of two launches at a time one fails and says so") {
+  const AttentionShape shape{.batch = 1, .sequence = 300, .heads = 1, .kv_heads = 1, .head_dim = 64};
+  HostBackward rank(shape, random_attention_backward(shape, 4));
+  rank.check();
+  rank.launch(2);
   CHECK_FALSE(rank.computes_and_fails());
 }
 

@@ -45,16 +45,16 @@ class HostAttention {
     launch(with_lse);
     CHECK(wrong_attention(plan_.shape, tensors_, out_, lse_, Weights::kRounded) == 0);
   }
-  void launch(bool with_lse = true) {
+  void launch(bool with_lse = true, int at_a_time = 1) {
     out_ = poisoned_output(plan_.shape);
     lse_ = with_lse ? poisoned_lse(plan_.shape) : std::vector<float>{};
     p_.out = host_tensor_map(attention_out_view(plan_, out_.data()));
     p_.lse = with_lse ? lse_.data() : nullptr;
     HostGrid grid;
     with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
-      add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
+      for (int i = 0; i < at_a_time; ++i) add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
-    play_launch(grid, *control_);
+    play_launch(grid, *control_, at_a_time);
   }
   void abort() { aborted_ = 1; }
   /// A launch that fails, whether it computes or not; whether it does.
@@ -70,8 +70,8 @@ class HostAttention {
   template <class Config>
   void add(HostGrid& grid) {
     for (std::uint32_t cta = 0; cta < kCtas; ++cta) {
-      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads, attention_shared_bytes<Config>(),
-                       [this] {
+      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads,
+                       alone_shared_bytes<AttentionShared<Config>>(), [this] {
                          const HostThread& self = host_thread();
                          attention_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
                        });
@@ -164,6 +164,14 @@ TEST_CASE("attention kernel: what the host aborts has failed, and the launches b
   rank.check();
   rank.abort();
   CHECK(rank.computes_and_fails());
+  CHECK_FALSE(rank.computes_and_fails());
+}
+
+TEST_CASE("attention kernel: of two launches at a time one fails and says so, and the next does nothing") {
+  const AttentionShape shape{.batch = 1, .sequence = 600, .heads = 2, .kv_heads = 1, .head_dim = 64};
+  HostAttention rank(shape, random_attention(shape, 4));
+  rank.check();
+  rank.launch(true, 2);
   CHECK_FALSE(rank.computes_and_fails());
 }
 

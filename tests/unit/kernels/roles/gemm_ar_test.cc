@@ -148,5 +148,11 @@ TEST_CASE("gemm_ar: owners of several nodes share tiles") {
   check_reduce<kAr>({300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
 }
 
+TEST_CASE("gemm_ar: of two launches at a time one fails and says so") {
+  ReduceRanks<kAr> rank({300, 136, 72}, {1, 1}, {.tile = Sm90Tile::k128x64});
+  rank.check(0);
+  rank.check_two(1);
+}
+
 }  // namespace
 }  // namespace mkernel::test

@@ -77,5 +77,11 @@ TEST_CASE("gemm_rs: owners of several nodes share tiles") {
   check_reduce<kRs>({300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
 }
 
+TEST_CASE("gemm_rs: of two launches at a time one fails and says so") {
+  ReduceRanks<kRs> rank({300, 136, 72}, {1, 1}, {.tile = Sm90Tile::k128x64});
+  rank.check(0);
+  rank.check_two(1);
+}
+
 }  // namespace
 }  // namespace mkernel::test

@@ -66,6 +66,7 @@ class HostGroupedGemm {
     CHECK(std::all_of(c_.begin(), c_.end(), [](std::uint16_t bits) { return bits == kPoison; }));
     return scratch_->refusal.why;
   }
+  void two_at_a_time(const Ends& ends) { launch(ends, 2); }
   void abort() { aborted_ = 1; }
   /// A launch that fails, whether it computes or not; whether it does.
   bool computes_and_fails(const Ends& ends) {
@@ -75,15 +76,17 @@ class HostGroupedGemm {
   }
 
  private:
-  void launch(const Ends& ends) {
+  void launch(const Ends& ends, int at_a_time = 1) {
     REQUIRE(static_cast<std::int64_t>(ends.size()) == plan_.shape.groups);
     c_.assign(static_cast<std::size_t>(plan_.shape.max_rows * plan_.shape.n), kPoison);
     p_.ends = ends.data();
     p_.c = reinterpret_cast<std::byte*>(c_.data());
     HostGrid grid;
-    with_types(plan_.product(),
-               [&]<DataType kType, Layout kLayoutB>() { add<GroupedGemmConfig<kType, kLayoutB>>(grid); });
-    play_launch(grid, *control_);
+    for (int i = 0; i < at_a_time; ++i) {
+      with_types(plan_.product(),
+                 [&]<DataType kType, Layout kLayoutB>() { add<GroupedGemmConfig<kType, kLayoutB>>(grid); });
+    }
+    play_launch(grid, *control_, at_a_time);
   }
 
   template <class Config>
@@ -203,6 +206,13 @@ TEST_CASE("grouped gemm kernel: what the host aborts has failed, and the launche
   rank.check({90});
   rank.abort();
   CHECK(rank.computes_and_fails({90}));
+  CHECK_FALSE(rank.computes_and_fails({90}));
+}
+
+TEST_CASE("grouped gemm kernel: of two launches at a time one fails and says so, and the next does nothing") {
+  HostGroupedGemm rank({.max_rows = 900, .k = 8, .n = 264, .groups = 1});
+  rank.check({900});
+  rank.two_at_a_time({900});
   CHECK_FALSE(rank.computes_and_fails({90}));
 }
 

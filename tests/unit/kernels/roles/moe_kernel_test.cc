@@ -149,5 +149,16 @@ TEST_CASE("moe kernel: the timeline has every CTA's roles, every warp's work in 
   }
 }
 
+TEST_CASE("moe kernel: of two launches at a time one fails and says so, and the next does nothing") {
+  // With one expert each launch finds rows where the other one has put them, and nothing lies beyond the
+  // pool.
+  const MoeShape shape{.max_tokens = 200, .hidden = 72, .n = 72, .intermediate = 72, .experts = 1, .topk = 1};
+  HostRanks rank(shape, {}, kWhole);
+  const auto inputs = rank.inputs(random_router(shape, 1), 200, 1);
+  rank.check(inputs);
+  rank.check_two(inputs);
+  rank.check_stopped(inputs);
+}
+
 }  // namespace
 }  // namespace mkernel::test

@@ -29,6 +29,7 @@
 #include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/moe_spread.h"
 #include "tests/unit/kernels/roles/moe_tiles.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 
@@ -70,30 +71,7 @@ class HostRanks {
 
   /// One launch of every rank; what each leaves in y.
   std::vector<std::vector<std::uint16_t>> launch(const std::vector<MoeInput>& inputs) {
-    HostGrid grid;
-    std::vector<std::vector<std::uint16_t>> y(ranks_.size());
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      Rank& rank = ranks_[r];
-      y[r].assign(static_cast<std::size_t>(shape_.max_tokens * shape_.n), kPoison);
-      rank.delivered_before = fabric_.delivered(r);
-      rank.p.x = reinterpret_cast<const std::byte*>(inputs[r].x.data());
-      rank.p.y = reinterpret_cast<std::byte*>(y[r].data());
-      const std::vector<float>& factors = inputs[r].shared_weights;
-      rank.p.shared_weights = factors.empty() ? nullptr : factors.data();
-      if (spread_.whole_kernel) describe_shared(rank, inputs[r]);
-      if (spread_.traced) open_trace(rank);
-      rank.p.routed = {inputs[r].topk.data(), inputs[r].weights.data(),
-                       static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
-      add_rank(grid, rank);
-    }
-    if (plan_.exchange.others() > 0) {
-      grid.add_service([this] {
-        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank].workspace.get(); },
-                        plan_.exchange.bytes(), spread_.whole_kernel);
-      });
-    }
-    if (spread_.whole_kernel) grid.add_service(host_copy_engine);
-    grid.run();
+    auto y = play(inputs);
     for (Rank& rank : ranks_) {
       CHECK(rank.control.failed == 0);
       CHECK(rank.p.scratch.report->sent == fabric_.delivered(rank.p.endpoint.rank) - rank.delivered_before);
@@ -101,7 +79,18 @@ class HostRanks {
     }
     return y;
   }
-
+  /// Two launches of a rank alone at the same time, of the whole kernel.
+  void check_two(const std::vector<MoeInput>& inputs) {
+    const std::uint64_t before = ranks_[0].control.epoch;
+    ranks_[0].p.endpoint.deadline_ns = kHostTwoLaunchesNs;
+    (void)play(inputs, 2);
+    check_two_at_a_time(ranks_[0].control, before);
+  }
+  /// A launch behind one that failed: leaves y as it was.
+  void check_stopped(const std::vector<MoeInput>& inputs) {
+    for (const auto& y : play(inputs))
+      CHECK(std::all_of(y.begin(), y.end(), [](std::uint16_t bits) { return bits == kPoison; }));
+  }
   void check(const std::vector<MoeInput>& inputs) {
     const auto y = launch(inputs);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -167,6 +156,35 @@ class HostRanks {
     rank.tracks.assign(blocks() * kTracksPerCta, {});
     rank.events.resize(rank.tracks.size() * kKeptEvents);
     rank.p.endpoint.trace = {rank.tracks.data(), rank.events.data(), kKeptEvents};
+  }
+
+  /// `at_a_time` launches of every rank at the same time; what they leave in y.
+  std::vector<std::vector<std::uint16_t>> play(const std::vector<MoeInput>& inputs, int at_a_time = 1) {
+    HostGrid grid;
+    std::vector<std::vector<std::uint16_t>> y(ranks_.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      Rank& rank = ranks_[r];
+      y[r].assign(static_cast<std::size_t>(shape_.max_tokens * shape_.n), kPoison);
+      rank.delivered_before = fabric_.delivered(r);
+      rank.p.x = reinterpret_cast<const std::byte*>(inputs[r].x.data());
+      rank.p.y = reinterpret_cast<std::byte*>(y[r].data());
+      const std::vector<float>& factors = inputs[r].shared_weights;
+      rank.p.shared_weights = factors.empty() ? nullptr : factors.data();
+      if (spread_.whole_kernel) describe_shared(rank, inputs[r]);
+      if (spread_.traced) open_trace(rank);
+      rank.p.routed = {inputs[r].topk.data(), inputs[r].weights.data(),
+                       static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
+      for (int i = 0; i < at_a_time; ++i) add_rank(grid, rank);
+    }
+    if (plan_.exchange.others() > 0) {
+      grid.add_service([this] {
+        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank].workspace.get(); },
+                        plan_.exchange.bytes(), spread_.whole_kernel);
+      });
+    }
+    if (spread_.whole_kernel) grid.add_service(host_copy_engine);
+    grid.run();
+    return y;
   }
 
   static Memory zeroed(std::uint64_t bytes) {

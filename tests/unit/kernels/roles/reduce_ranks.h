@@ -26,6 +26,7 @@
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/paced_check.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 #include "tests/unit/kernels/roles/played_tiles.h"
 #include "tests/unit/kernels/roles/product_check.h"
 
@@ -93,8 +94,16 @@ class ReduceRanks {
     }
   }
 
+  /// Two launches of a rank alone at the same time.
+  void check_two(std::uint64_t seed) {
+    const std::uint64_t before = ranks_[0]->control.epoch;
+    ranks_[0]->p.endpoint.deadline_ns = kHostTwoLaunchesNs;
+    launch(seed, nullptr, -1, 2);
+    check_two_at_a_time(ranks_[0]->control, before, ranks_[0]->p.endpoint.lent);
+  }
+
  private:
-  void launch(std::uint64_t seed, const Change& change, std::int32_t missing) {
+  void launch(std::uint64_t seed, const Change& change, std::int32_t missing, int at_a_time = 1) {
     HostGrid grid;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = *ranks_[r];
@@ -111,7 +120,8 @@ class ReduceRanks {
       rank.p.own_c = rank.p.c;
       if (kKind == OpKind::kGemmAr)
         rank.p.own_c += rank.plan.product.reduce.first_row(rank.plan.product.rank()) * shape_.n * 2;
-      if (static_cast<std::int32_t>(r) != missing) add(grid, rank);
+      if (static_cast<std::int32_t>(r) == missing) continue;
+      for (int i = 0; i < at_a_time; ++i) add(grid, rank);
     }
     grid.add_service(host_copy_engine);
     if (topology_.nodes() > 1) {

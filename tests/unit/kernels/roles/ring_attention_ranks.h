@@ -107,7 +107,7 @@ class RingRanksOf : public HostRing<RingRank> {
     HostGrid grid;
     for (auto& rank : ranks_) {
       fill(*rank, with_lse);
-      add(grid, *rank);
+      for (int i = 0; i < at_a_time_; ++i) add(grid, *rank);
     }
     add_services(grid);
     if (aborts_) {

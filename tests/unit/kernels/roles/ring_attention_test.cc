@@ -187,5 +187,11 @@ TEST_CASE(
   CHECK(ranks.control(3).site.tag == DeviceTag::kArrivals);
 }
 
+TEST_CASE("ring attention kernel: of two launches at a time one fails and says so") {
+  RingRanks rank({.batch = 1, .sequence = 400, .heads = 2, .kv_heads = 1, .head_dim = 64}, {1, 1});
+  rank.check(1);
+  rank.check_two([&] { rank.launch(2); });
+}
+
 }  // namespace
 }  // namespace mkernel::test

@@ -78,7 +78,7 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
     HostGrid grid;
     for (auto& rank : ranks_) {
       fill(*rank);
-      add(grid, *rank);
+      for (int i = 0; i < at_a_time_; ++i) add(grid, *rank);
     }
     add_services(grid);
     grid.run();
@@ -373,6 +373,12 @@ TEST_CASE("ring backward kernel: over several nodes, whose keys do not come is s
   }
   CHECK(ranks.control(0).site.tag == DeviceTag::kChunkReady);
   CHECK(ranks.control(3).site.tag == DeviceTag::kArrivals);
+}
+
+TEST_CASE("ring backward kernel: of two launches at a time one fails and says so") {
+  RingBackwardRanks rank({.batch = 1, .sequence = 200, .heads = 1, .kv_heads = 1, .head_dim = 64}, {1, 1});
+  rank.check(1);
+  rank.check_two([&] { rank.launch(2); });
 }
 
 }  // namespace

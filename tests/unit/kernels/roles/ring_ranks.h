@@ -18,6 +18,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 
@@ -73,6 +74,16 @@ class HostRing {
   /// Bytes that rank `rank` has put, in all launches.
   std::uint64_t delivered(std::size_t rank) const { return fabric_.delivered(rank); }
   kernels::LaunchControl& control(std::size_t rank) { return ranks_[rank]->control; }
+  /// `launch` runs two launches of a rank alone at the same time.
+  template <class Launch>
+  void check_two(const Launch& launch) {
+    const std::uint64_t before = control(0).epoch;
+    set_deadline(kHostTwoLaunchesNs);
+    at_a_time_ = 2;
+    launch();
+    check_two_at_a_time(control(0), before, &lent(0));
+    at_a_time_ = 1;
+  }
   kernels::LentControl& lent(std::size_t rank) { return *ranks_[rank]->p.endpoint.lent; }
   void set_deadline(std::uint64_t ns) {
     for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = ns;
@@ -130,6 +141,7 @@ class HostRing {
   }
 
   const kernels::Topology topology_;
+  int at_a_time_ = 1;  ///< launches of a rank
   HostFabric fabric_;
   std::uint64_t half_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;

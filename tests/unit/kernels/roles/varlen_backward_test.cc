@@ -73,7 +73,9 @@ class HostVarlenBackward {
     launch(nullptr, nullptr);
     CHECK(wrong_gradients(plan_.shape, tensors_, gradients_, Weights::kRounded) == 0);
   }
-  void launch(const SequenceLengths& lengths) { launch(lengths.q.data(), lengths.k.data()); }
+  void launch(const SequenceLengths& lengths, int at_a_time = 1) {
+    launch(lengths.q.data(), lengths.k.data(), at_a_time);
+  }
   /// Why the last launch was refused; empty: it was not.
   std::string refusal() const {
     const VarlenRefusal& last = scratch()->refusal;
@@ -88,7 +90,8 @@ class HostVarlenBackward {
 
   Scratch* scratch() const { return reinterpret_cast<Scratch*>(scratch_.get()); }
 
-  void launch(const std::int32_t* cu_seqlens_q, const std::int32_t* cu_seqlens_k) {
+  void launch(const std::int32_t* cu_seqlens_q, const std::int32_t* cu_seqlens_k, int at_a_time = 1) {
+    if (at_a_time == 2) p_.endpoint.deadline_ns = kHostTwoLaunchesNs;
     gradients_ = poisoned_gradients(plan_.shape);
     p_.d_q = gradients_.d_q.data();
     p_.d_rows[0] = gradients_.d_k.data();
@@ -99,21 +102,21 @@ class HostVarlenBackward {
     HostGrid grid;
     if (has_attention_window(plan_.shape)) {
       with_attention_heads(plan_.shape, [&]<int kHeadDim, DataType kType>() {
-        add<AttentionBackwardWindowConfig<kHeadDim, kType>>(grid);
+        for (int i = 0; i < at_a_time; ++i) add<AttentionBackwardWindowConfig<kHeadDim, kType>>(grid);
       });
     } else {
       with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
-        add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
+        for (int i = 0; i < at_a_time; ++i) add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
       });
     }
-    play_launch(grid, *control_);
+    play_launch(grid, *control_, at_a_time);
   }
 
   template <class Config>
   void add(HostGrid& grid) {
     for (std::uint32_t cta = 0; cta < ctas_; ++cta) {
       grid.add_cluster(cta, Config::kCluster, ctas_, Config::kThreads,
-                       attention_backward_shared_bytes<Config>(), [this] {
+                       alone_shared_bytes<AttentionBackwardShared<Config>>(), [this] {
                          const HostThread& self = host_thread();
                          varlen_backward_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
                        });
@@ -326,6 +329,18 @@ TEST_CASE("varlen backward kernel: every CTA makes the list of tasks that the pl
   };
   CHECK(std::equal(wanted.begin(), wanted.end() - 1, rank.slots(), same));
   CHECK(wanted.back().tasks_before == rank.slots()[kSequences].tasks_before);
+}
+
+TEST_CASE(
+    "varlen backward kernel: of two launches at a time one fails and says so, with good lengths or bad") {
+  for (const bool good : {true, false}) {
+    SequenceLengths lengths = ragged_lengths(11);
+    HostVarlenBackward rank = make(kRagged, lengths);
+    if (!good) lengths.q[0] = 1;
+    rank.launch(lengths, 2);
+    rank.launch(ragged_lengths(11));
+    CHECK(rank.gradients() == poisoned_gradients(kRagged));
+  }
 }
 
 }  // namespace mkernel::test

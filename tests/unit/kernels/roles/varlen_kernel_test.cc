@@ -50,7 +50,7 @@ class HostVarlen {
   /// What CTA 2 has made.
   const AttentionSlot* slots() const { return scratch()->slots(2, p_.lengths.sequences); }
 
-  void launch(const SequenceLengths& lengths, bool with_lse = true) {
+  void launch(const SequenceLengths& lengths, bool with_lse = true, int at_a_time = 1) {
     out_ = poisoned_output(plan_.shape);
     lse_ = with_lse ? poisoned_lse(plan_.shape) : std::vector<float>{};
     p_.out = host_tensor_map(varlen_out_view(plan_, out_.data()));
@@ -63,9 +63,9 @@ class HostVarlen {
     p_.lengths = plan_.lengths(arguments);
     HostGrid grid;
     with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
-      add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
+      for (int i = 0; i < at_a_time; ++i) add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
-    play_launch(grid, *control_);
+    play_launch(grid, *control_, at_a_time);
   }
   void check(const SequenceLengths& lengths, bool with_lse = true) {
     launch(lengths, with_lse);
@@ -95,8 +95,8 @@ class HostVarlen {
   template <class Config>
   void add(HostGrid& grid) {
     for (std::uint32_t cta = 0; cta < kCtas; ++cta) {
-      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads, attention_shared_bytes<Config>(),
-                       [this] {
+      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads,
+                       alone_shared_bytes<AttentionShared<Config>>(), [this] {
                          const HostThread& self = host_thread();
                          varlen_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
                        });
@@ -248,6 +248,18 @@ TEST_CASE("varlen kernel: every CTA makes the list of tasks that the plan has") 
   REQUIRE(wanted.size() == kSequences + 1);
   CHECK(std::memcmp(wanted.data(), rank.slots(), kSequences * sizeof(AttentionSlot)) == 0);
   CHECK(wanted.back().tasks_before == rank.slots()[kSequences].tasks_before);
+}
+
+TEST_CASE("varlen kernel: of two launches at a time one fails and says so, with good lengths or bad") {
+  for (const bool good : {true, false}) {
+    HostVarlen rank = make(kRagged);
+    SequenceLengths lengths = ragged_lengths(11);
+    rank.check(lengths);
+    if (!good) lengths.q[0] = 1;
+    rank.launch(lengths, true, 2);
+    rank.launch(ragged_lengths(11));
+    CHECK(rank.nothing_is_written());
+  }
 }
 
 }  // namespace mkernel::test

@@ -20,9 +20,12 @@ Word ld_acquire_sys(const Word* word) {
   mkernel::test::host_yield();
   return *word;
 }
+/// Others run behind it: what it has read may be old by the next step of this thread.
 template <class Word>
 Word ld_relaxed_gpu(const Word* word) {
-  return *word;
+  const Word read = *word;
+  mkernel::test::host_yield();
+  return read;
 }
 inline void st_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   *word = value;

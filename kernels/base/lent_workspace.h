@@ -19,6 +19,7 @@ namespace mkernel::kernels {
 struct LentControl {
   std::uint64_t launches;  ///< that have ended, of all operations
   std::uint32_t stopped;   ///< nonzero: one of them failed, and later ones do nothing
+  std::uint32_t running;   ///< cpu executor, nonzero: a launch of some operation is under way
 };
 
 inline constexpr std::uint64_t kLentAlignment = 128;

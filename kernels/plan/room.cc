@@ -34,4 +34,11 @@ Status stopped_by_another(const std::string& name) {
   return {StatusCode::kFailedPrecondition, name + ": a launch of another operation of this group failed"};
 }
 
+Status another_is_running(const std::string& name, const std::string& whose) {
+  return {StatusCode::kFailedPrecondition,
+          name + ": a launch of " + whose +
+              " is under way: launches of a group must follow each other; begin this one when that one has "
+              "ended"};
+}
+
 }  // namespace mkernel::kernels

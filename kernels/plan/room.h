@@ -25,4 +25,7 @@ Status check_ready(const std::string& name, bool bound, const Status& failed);
 /// kFailedPrecondition of an operation whose lent workspace another one's failed launch has stopped.
 Status stopped_by_another(const std::string& name);
 
+/// kFailedPrecondition: a launch of operation `name` began while one of `whose` was under way.
+Status another_is_running(const std::string& name, const std::string& whose);
+
 }  // namespace mkernel::kernels

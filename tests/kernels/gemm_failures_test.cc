@@ -5,8 +5,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
@@ -43,6 +46,73 @@ TEST_CASE("a rank that never starts is named by those who wait for it") {
     // The counts of the ranks no longer agree: no further launch.
     CHECK(gemm.run_rank(0, {}).code() == StatusCode::kFailedPrecondition);
   }
+}
+
+namespace {
+
+/// Begins a launch of rank 0 in each of `cases`, all at the same time, while rank 1 is late. One begins; when
+/// the other has been rejected, rank 1 comes. The number of the one that was rejected, and what it said.
+std::pair<std::size_t, Status> launch_at_the_same_time(const std::array<GemmCase*, 2>& cases) {
+  std::array<Status, 2> statuses;
+  std::atomic<int> over{0};
+  std::vector<std::thread> launches;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    launches.emplace_back([&, i] {
+      statuses[i] = cases[i]->run_rank(0, {.compute_threads = 2});
+      int none = 0;
+      over.compare_exchange_strong(none, static_cast<int>(i) + 1);
+      over.notify_all();
+    });
+  }
+  over.wait(0);
+  const auto rejected = static_cast<std::size_t>(over - 1), first = 1 - rejected;
+  const Status late = cases[first]->run_rank(1, {.compute_threads = 2});
+  for (std::thread& launch : launches) launch.join();
+  CHECK(late.to_string() == Status().to_string());
+  CHECK(statuses[first].to_string() == Status().to_string());
+  return {rejected, statuses[rejected]};
+}
+
+}  // namespace
+
+TEST_CASE("of two launches of an operation at a time the second is rejected, and the first is right") {
+  for (const OpKind kind : kGemmKinds) {
+    GemmCase gemm(kind, {40, 24, 16}, {.ranks_per_node = 2});
+    gemm.fill(1);
+    const auto [rejected, why] = launch_at_the_same_time({&gemm, &gemm});
+    CHECK(why.code() == StatusCode::kFailedPrecondition);
+    CHECK_MESSAGE(
+        why.text().find(std::string(kernels::name_of(kind)) +
+                        ": a launch of this operation is under way: launches of a group must follow "
+                        "each other") == 0,
+        why.text());
+    CHECK(gemm.judge() == "");
+    // Nothing has failed.
+    gemm.fill(2);
+    for (const Status& status : gemm.run({.compute_threads = 2})) CHECK(status.ok());
+    CHECK(gemm.judge() == "");
+  }
+}
+
+TEST_CASE("of two operations with one shared workspace the second is rejected while the first runs") {
+  const auto fabric = std::make_shared<test::FakeFabric>(test::FabricOptions{.ranks_per_node = 2});
+  GemmCase one(OpKind::kAgGemm, {40, 24, 16}, fabric), other(OpKind::kGemmAr, {40, 24, 16}, fabric);
+  const auto lent = fabric->symmetric(kernels::lent_workspace_bytes(
+      std::max(one.requirements().lent_bytes, other.requirements().lent_bytes)));
+  for (GemmCase* each : {&one, &other}) {
+    each->bind(lent, 0);
+    each->fill(1);
+  }
+  const std::array<GemmCase*, 2> cases{&one, &other};
+  const auto [rejected, why] = launch_at_the_same_time(cases);
+  CHECK(why.code() == StatusCode::kFailedPrecondition);
+  CHECK_MESSAGE(contains(why.text(),
+                         ": a launch of another operation of this group is under way: launches of "
+                         "a group must follow each other"),
+                why.text());
+  CHECK(cases[1 - rejected]->judge() == "");
+  for (const Status& status : cases[rejected]->run({.compute_threads = 2})) CHECK(status.ok());
+  CHECK(cases[rejected]->judge() == "");
 }
 
 TEST_CASE("a failed group ends the launch with the daemon's words") {

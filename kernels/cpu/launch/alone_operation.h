@@ -52,7 +52,7 @@ class CpuAloneOperation final : public Operation<Arguments> {
   const Plan plan_;
   const Topology topology_;
   Binding binding_;
-  bool refused_ = false;
+  std::atomic<bool> refused_ = false;
 };
 
 }  // namespace mkernel::kernels

@@ -1,5 +1,6 @@
 #include "kernels/cpu/launch/binding.h"
 
+#include <atomic>
 #include <new>
 
 #include "kernels/plan/room.h"
@@ -18,6 +19,8 @@ Status Binding::bind(const Requirements& needs, const Topology& topology, const 
 }
 
 Status Binding::ready() const {
+  const MutexLock lock(mutex_);
+  if (running_) return another_is_running(name_, "this operation");
   MK_RETURN_IF_ERROR(check_ready(name_, group_ != nullptr, failed_));
   return lent_.mine != nullptr && lent_control().stopped != 0 ? stopped_by_another(name_) : Status();
 }
@@ -26,14 +29,34 @@ Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
                        const std::function<void(Launch&)>& start) {
   MK_RETURN_IF_ERROR(ready());
   MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name_));
-  failed_ = run(topology, options, start);
-  if (!failed_.ok()) {
-    if (lent_.mine != nullptr) lent_control().stopped = 1;
-    return failed_.with_context(name_);
-  }
-  ++epoch_;
-  if (lent_.mine != nullptr) ++lent_control().launches;
+  MK_RETURN_IF_ERROR(take());
+  const Status outcome = run(topology, options, start);
+  give_back(outcome);
+  return outcome.with_context(name_);
+}
+
+Status Binding::take() {
+  const MutexLock lock(mutex_);
+  if (running_) return another_is_running(name_, "this operation");
+  if (lent_.mine != nullptr &&
+      std::atomic_ref(lent_control().running).exchange(1, std::memory_order_acquire) != 0)
+    return another_is_running(name_, "another operation of this group");
+  running_ = true;
   return {};
+}
+
+void Binding::give_back(const Status& outcome) {
+  const MutexLock lock(mutex_);
+  running_ = false;
+  failed_ = outcome;
+  if (outcome.ok()) ++epoch_;
+  if (lent_.mine == nullptr) return;
+  if (outcome.ok()) {
+    ++lent_control().launches;
+  } else {
+    lent_control().stopped = 1;
+  }
+  std::atomic_ref(lent_control().running).store(0, std::memory_order_release);
 }
 
 Status Binding::run(const Topology& topology, const ExecutorOptions& options,

@@ -15,10 +15,12 @@
 #include "kernels/cpu/sync/launch.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::kernels {
 
-/// Not thread-safe. Must not move once bound.
+/// Not thread-safe, but for one promise: of two launches at a time the second is rejected, and does not touch
+/// the first. Must not move once bound.
 class Binding {
  public:
   explicit Binding(std::string name) : name_(std::move(name)) {}
@@ -33,6 +35,7 @@ class Binding {
   Status ready() const;
 
   /// One launch: `start` starts the roles, which are joined here. Ends when nothing of it is under way.
+  /// kFailedPrecondition while another launch of this operation, or with the same shared workspace, runs.
   Status launch(const Topology& topology, const ExecutorOptions& options,
                 const std::function<void(Launch&)>& start);
 
@@ -45,6 +48,10 @@ class Binding {
  private:
   /// Of the lent workspace, when there is one.
   LentControl& lent_control() const { return *reinterpret_cast<LentControl*>(lent_.mine); }
+  /// Takes operation and shared workspace for one launch, or says that another launch has them.
+  Status take();
+  /// Gives them back after that launch, which ended with `outcome`.
+  void give_back(const Status& outcome);
   Status run(const Topology& topology, const ExecutorOptions& options,
              const std::function<void(Launch&)>& start);
 
@@ -54,7 +61,9 @@ class Binding {
   std::optional<Endpoint> endpoint_;
   std::uint64_t epoch_ = 0;
   std::uint64_t wire_bytes_ = 0;
-  Status failed_;
+  mutable Mutex mutex_;
+  bool running_ MK_GUARDED_BY(mutex_) = false;
+  Status failed_ MK_GUARDED_BY(mutex_);
 };
 
 /// What the caller asked for, else this rank's share of the node's hardware threads; at least 1.

@@ -33,7 +33,7 @@ class CpuMoe final : public MoeOperation {
   const MoePlan plan_;
   Binding binding_{"moe"};
   std::optional<ExpertLayer> layer_;
-  bool refused_ = false;
+  std::atomic<bool> refused_ = false;
 };
 
 Status CpuMoe::bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,

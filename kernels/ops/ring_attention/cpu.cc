@@ -181,7 +181,7 @@ class CpuRingAttention final : public AttentionOperation {
   const RingPlan plan_;
   const Topology topology_;
   Binding binding_{name_of(OpKind::kRingAttention)};
-  bool refused_ = false;
+  std::atomic<bool> refused_ = false;
 };
 
 }  // namespace

@@ -7,18 +7,23 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/base/signal.h"
+#include "kernels/cpu/launch/binding.h"
 #include "kernels/cpu/sync/role_group.h"
 #include "kernels/cpu/sync/wait.h"
 #include "kernels/cuda/launch/failure.h"
 #include "kernels/cuda/sync/launch_control.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/trace.h"
+#include "tests/support/fake_fabric.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
@@ -140,6 +145,63 @@ TEST_CASE("what a launch left behind is told as a wait: its deadline, or why the
   CHECK(gone.code() == StatusCode::kUnavailable);
   CHECK(contains(gone, "node b is gone"));
   CHECK(contains(gone, "while rank 2 compute: a chunk of rank 1"));
+}
+
+TEST_CASE(
+    "a launch that was not alone says so, and what the caller must do, also when the group has failed") {
+  LaunchControl control{};
+  control.abort = control.failed = 1;
+  control.expected = 4;
+  control.seen = 5;
+  abi::GroupSegment group{};
+  group.abort = static_cast<std::uint32_t>(StatusCode::kDeadlineExceeded);
+  for (const auto& [tag, what] :
+       {std::pair{DeviceTag::kEpoch, "two launches of the operation"},
+        {DeviceTag::kTurn, "two launches with the shared workspace of the group"}}) {
+    control.site = {DeviceRole::kPoller, tag, -1, 0};
+    const Status status = failure_of_launch(control, &group, nullptr, 2);
+    CHECK(status.code() == StatusCode::kFailedPrecondition);
+    CHECK(
+        status.text() ==
+        std::string("rank 2: ") + what +
+            " ran at the same time: when this one began 4 had ended, when it ended 5; the results of both "
+            "are "
+            "void. Launches of a group must follow each other: queue them on one stream, or let each stream "
+            "wait for the launch before (cudaStreamWaitEvent)");
+  }
+}
+
+TEST_CASE("cpu executor: a launch is rejected while another one has the operation, or the shared workspace") {
+  test::FakeFabric fabric({});
+  const auto lent = fabric.symmetric(lent_workspace_bytes(64));
+  const Requirements needs{.lent_bytes = 64};
+  Binding one("one"), other("other"), alone("alone");
+  for (Binding* each : {&one, &other})
+    REQUIRE(each->bind(needs, Topology(1, 1), fabric.group(0), {}, lent[0], 0).ok());
+  REQUIRE(alone.bind({}, Topology(1, 1), fabric.group(0), {}, {}, 0).ok());
+  const auto launch = [](Binding& binding, const std::function<void(Launch&)>& start) {
+    return binding.launch(Topology(1, 1), {}, start);
+  };
+  for (Binding* first : {&one, &alone}) {
+    std::vector<std::string> texts;
+    bool second_ran = false;
+    const Status outcome = launch(*first, [&](Launch&) {
+      for (Binding* second : {first, &other})
+        texts.push_back(launch(*second, [&](Launch&) { second_ran |= second != &other; }).text());
+    });
+    CHECK(outcome.ok());
+    CHECK_FALSE(second_ran);
+    const std::string begin = ": a launch of ",
+                      end = " is under way: launches of a group must follow each other";
+    CHECK(texts[0].find((first == &one ? "one" : "alone") + begin + "this operation" + end) == 0);
+    if (first == &one) CHECK(texts[1].find("other" + begin + "another operation of this group" + end) == 0);
+    if (first == &alone) CHECK(texts[1].empty());  // which shares nothing with it
+  }
+  // Nothing has failed, and each launch has used the next half.
+  std::vector<std::uint64_t> halves;
+  for (Binding* each : {&one, &other})
+    CHECK(launch(*each, [&](Launch& now) { halves.push_back(now.half_at); }).ok());
+  CHECK(halves[0] != halves[1]);
 }
 
 TEST_CASE("a text names who hands on what is awaited, and nobody when it comes directly") {

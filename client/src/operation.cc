@@ -7,7 +7,8 @@
 namespace mkernel::client {
 namespace {
 
-/// Whether launches wait for other ranks. Of the other operations each rank makes as many launches as it likes.
+/// Whether launches wait for other ranks. Of the other operations each rank makes as many launches as it
+/// likes.
 bool concerns_others(OpKind kind) {
   return kind != OpKind::kGroupedGemm && kind != OpKind::kAttention && kind != OpKind::kAttentionBackward;
 }
@@ -79,6 +80,7 @@ Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run
     {
       const MutexLock lock(mutex_);
       wire_bytes_ = operation_->wire_bytes();
+      --unfinished_;  // before the caller learns that it is over and may call enqueue()
     }
     pending->finish(std::move(outcome));
     one_less();
@@ -86,10 +88,15 @@ Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run
   {
     const MutexLock lock(mutex_);
     ++in_flight_;
+    ++unfinished_;
   }
   try {
     group_->worker().post(std::move(task));
   } catch (...) {
+    {
+      const MutexLock lock(mutex_);
+      --unfinished_;
+    }
     one_less();
     throw;
   }
@@ -113,6 +120,17 @@ Status OperationState::run_one(const std::function<Status(OperationBase&)>& run)
 }
 
 Status OperationState::enqueue(const std::function<Status(OperationBase&)>& run) {
+  int unfinished = 0;
+  {
+    const MutexLock lock(mutex_);
+    unfinished = unfinished_;
+  }
+  if (unfinished > 0) {
+    return settle({StatusCode::kFailedPrecondition,
+                   "enqueue() while " + std::to_string(unfinished) +
+                       " launches by launch() are not over: launches of a group must follow each other; wait "
+                       "for their Pending first"});
+  }
   return at_once([&](OperationBase& operation) {
     group_->session().count_launch();
     if (concerns_others(operation_->kind())) launch_ = group_->next_launch();

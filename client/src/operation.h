@@ -41,7 +41,7 @@ class OperationState {
   /// Queues `run` (which calls the operation's run()) on the group's worker.
   Result<Pending> launch(std::function<Status(OperationBase&)> run);
   /// Calls `run` (which calls the operation's enqueue()) in this thread; an error fails the group, as that of
-  /// a launch does.
+  /// a launch does. kFailedPrecondition while a launch() is not over: both would run at the same time.
   Status enqueue(const std::function<Status(OperationBase&)>& run);
   /// The same for `run` that launches nothing.
   Status at_once(const std::function<Status(OperationBase&)>& run);
@@ -70,6 +70,7 @@ class OperationState {
   mutable Mutex mutex_;
   ConditionVariable idle_;
   int in_flight_ MK_GUARDED_BY(mutex_) = 0;
+  int unfinished_ MK_GUARDED_BY(mutex_) = 0;  ///< of these the ones that may still run
   std::uint64_t wire_bytes_ MK_GUARDED_BY(mutex_) = 0;
 };
 

@@ -99,7 +99,8 @@ typedef struct mk_rank_info {
 MK_API mk_status mk_group_rank_info(const mk_group* group, uint32_t rank, mk_rank_info* info);
 MK_API mk_status mk_group_status(const mk_group* group);
 MK_API mk_status mk_group_fail(mk_group* group, mk_status code, const char* text);
-/* Leaves the group now; the handle stays and is destroyed as ever. MK_FAILED_PRECONDITION: something may be under way. */
+/* Leaves the group now; the handle stays and is destroyed as ever. MK_FAILED_PRECONDITION: something may be
+ * under way. */
 MK_API mk_status mk_group_leave(mk_group* group);
 MK_API mk_status mk_barrier(mk_group* group);
 /* `mine`: `bytes` (the same on every rank, at most 448); `all`: world_size * bytes, by rank. */

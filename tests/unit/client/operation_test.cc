@@ -125,6 +125,36 @@ TEST_CASE("a session counts every launch, on the worker or on a stream, and noth
   });
 }
 
+TEST_CASE(
+    "what is queued on a stream while a launch is not over is rejected, and never just behind its end") {
+  FakeDaemon daemon({.nodes = {"a"}});
+  with_cores(daemon, 1, [&](const std::shared_ptr<GroupCore>& group) {
+    auto state = create(group);
+    check_ok(state.status());
+    if (!state.ok()) return;
+    const auto queue = [&] { return (*state)->enqueue([](OperationBase&) { return Status(); }); };
+    for (int i = 0; i < 200; ++i) {
+      check_ok(launch_and_wait(**state, [](OperationBase&) { return Status(); }));
+      check_ok(queue());
+    }
+    std::mutex gate;
+    gate.lock();
+    const auto pending = (*state)->launch([&](OperationBase&) {
+      const std::lock_guard<std::mutex> wait(gate);
+      return Status();
+    });
+    const Status rejected = queue();
+    gate.unlock();
+    check_ok(pending.status());
+    if (pending.ok()) (void)pending->wait();
+    CHECK(rejected.code() == StatusCode::kFailedPrecondition);
+    CHECK_MESSAGE(
+        rejected.text().find("token: enqueue() while 1 launches by launch() are not over: launches of a "
+                             "group must follow each other") == 0,
+        rejected.text());
+  });
+}
+
 TEST_CASE("destroying an operation waits for its launches") {
   FakeDaemon daemon;
   with_cores(daemon, 2, [](const std::shared_ptr<GroupCore>& group) {

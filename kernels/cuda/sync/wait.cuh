@@ -42,9 +42,10 @@ __device__ __forceinline__ void report_failed_wait(LaunchControl& control, const
 template <typename Seen>
 __device__ __forceinline__ bool wait_until(Seen&& seen, std::uint64_t expected, const DeviceWaitSite& site,
                                            const DeviceWaitScope& scope) {
-  constexpr int kCheckEvery = 256;  // loads; the abort word and the clock cost as much as the word itself
+  constexpr unsigned kCheckEvery =
+      256;  // loads; the abort word and the clock cost as much as the word itself
   std::uint64_t begin = 0;
-  for (int round = 1;; ++round) {
+  for (unsigned round = 1;; ++round) {  // a long wait goes round the type
     const std::uint64_t value = seen();
     if (value >= expected) {
       if (begin != 0 && is_traced(scope.trace)) trace_wait(scope.trace, begin, site);

@@ -110,7 +110,9 @@ class MoeTasks {
     if (lane == 0) before = ptx::atom_add_release_gpu(stored + task.block, 1);
     before = __shfl_sync(~0U, before, 0);
     if (!p_.plan.last_column(before)) return;
-    // After this fence the signals stand for the tiles of all who have added to the count before.
+    // A shuffle orders no memory: the barrier hands on to all lanes what lane 0 has found. After the fence
+    // their signals stand for the tiles of all who have added to the count before.
+    __syncwarp();
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for (std::int32_t row = lane; row < task.rows; row += 32) {
       const ExpertRowOrigin origin = origin_of(task, row);

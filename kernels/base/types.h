@@ -34,6 +34,10 @@ constexpr Range block_range(std::int64_t total, std::int64_t parts, std::int64_t
   return {total * index / parts, total * (index + 1) / parts};
 }
 
+/// Rows of an operand, tokens of a rank and positions of a sequence, at most. The row of this number is one
+/// that no operand has: kernels load from it where there is nothing to load.
+inline constexpr std::int64_t kMostRows = std::int64_t{1} << 30;
+
 /// Second operands that AG+GEMM takes beside b.
 inline constexpr int kMostMoreB = 3;
 
@@ -41,6 +45,7 @@ inline constexpr int kMostMoreB = 3;
 ///   AG+GEMM  c[m, n] = allgather(a[m_rank, k]) x b[k, n]; m_rank = block_range(m, world, rank).size()
 ///   GEMM+RS  c[m_rank, n] = rows of sum over ranks of a[m, k] x b[k, n]
 ///   GEMM+AR  c[m, n] = sum over ranks of a[m, k] x b[k, n]
+/// m is at most kMostRows.
 struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   DataType dtype = DataType::kBf16;
@@ -59,7 +64,7 @@ struct GemmShape {
 /// kColumnMajor has each of them transposed, as PyTorch keeps weights: w1 [experts_rank, 2 * intermediate,
 /// hidden], w2 [experts_rank, n, intermediate].
 /// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
-/// between ranks and launches up to max_tokens.
+/// between ranks and launches up to max_tokens, which is at most kMostRows.
 ///
 /// shared_intermediate > 0: there is a shared expert, through which every token goes. Every rank has all of
 /// its weights and computes it for its own tokens: as an expert with two products, with matrices of this
@@ -85,7 +90,8 @@ struct MoeShape {
 
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
 /// heads, dim]. causal: rank r holds parts r and 2 * world - 1 - r of block_range(sequence, 2 * world, .), in
-/// that order (zigzag); full: part r of block_range(sequence, world, .). heads % kv_heads == 0.
+/// that order (zigzag); full: part r of block_range(sequence, world, .). heads % kv_heads == 0. `sequence`
+/// and `keys` are at most kMostRows.
 ///
 /// Attention of each rank alone has the same shape: q is [batch, sequence, heads, head_dim], k and v are
 /// [batch, keys, kv_heads, head_dim]. causal: the last query sees all keys, the one before it all but the
@@ -122,7 +128,7 @@ struct AttentionShape {
 
 /// Of one rank alone: c[rows of group g] = a[rows of group g] x b[g], for the groups of rows that `ends` cuts
 /// a[max_rows, k] into (GroupedGemmArguments). b[g] is [k, n], or [n, k] with kColumnMajor. At most 1,024
-/// groups.
+/// groups, and kMostRows rows.
 ///
 /// `ends` is read while the launch runs: a CUDA graph replays with new ones. A launch is refused when a group
 /// ends before it begins or beyond max_rows (kInvalidArgument names the group): c stays as it was, and the

@@ -65,7 +65,7 @@ const char* name_of(OpKind kind) {
 }
 
 Status check_shape(OpKind kind, const GemmShape& shape) {
-  MK_RETURN_IF_ERROR(check_size(kind, "m", shape.m, kMaxSize));
+  MK_RETURN_IF_ERROR(check_size(kind, "m", shape.m, kMostRows));
   MK_RETURN_IF_ERROR(check_size(kind, "n", shape.n, kMaxSize));
   // One row of a travels in one put.
   MK_RETURN_IF_ERROR(check_size(kind, "k", shape.k, abi::kMaxPutBytes / 2));

@@ -67,7 +67,7 @@ TEST_CASE("attention: shapes and operands that no launch can take are refused by
   const std::string begin = "INVALID_ARGUMENT: attention: ";
   AttentionShape shape = kShape;
   shape.keys = -1;
-  CHECK(refusal(shape) == begin + "keys = -1, but it must be 0..2147483648");
+  CHECK(refusal(shape) == begin + "keys = -1, but it must be 0..1073741824");
   shape = kShape;
   shape.kv_heads = 4;
   CHECK(refusal(shape) == begin + "heads = 6, but it must be a multiple of kv_heads = 4");

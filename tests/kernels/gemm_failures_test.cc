@@ -145,6 +145,7 @@ TEST_CASE("shapes that no launch can take are refused by name") {
   };
   CHECK(contains(refusal({0, 4, 4}), "gemm_rs: m = 0, must be 1.."));
   CHECK(contains(refusal({4, 0, 4}), "n = 0"));
+  CHECK(contains(refusal({(1 << 30) + 1, 4, 4}), "gemm_rs: m = 1073741825, must be 1..1073741824"));
   CHECK(contains(refusal({4, 4, -1}), "k = -1"));
   for (const auto kind : {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr})
     CHECK(contains(refusal({-8, 4, 4}, kind), "m = -8"));  // once a tile was chosen for it first: an abort

@@ -99,7 +99,9 @@ TEST_CASE("grouped gemm: shapes and options that no launch can take are refused 
   const std::string begin = "INVALID_ARGUMENT: grouped_gemm: ";
   GroupedGemmShape shape = kShape;
   shape.max_rows = 0;
-  CHECK(refusal(shape) == begin + "max_rows = 0, but it must be 1..2147483391");
+  CHECK(refusal(shape) == begin + "max_rows = 0, but it must be 1..1073741824");
+  shape.max_rows = (1 << 30) + 1;
+  CHECK(refusal(shape) == begin + "max_rows = 1073741825, but it must be 1..1073741824");
   shape = kShape;
   shape.groups = 1025;
   CHECK(refusal(shape) == begin + "groups = 1025, but it must be 1..1024");

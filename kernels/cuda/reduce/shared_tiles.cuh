@@ -38,7 +38,7 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.shared.tiles(), p_.reduce_ctas); }
 
   __device__ __forceinline__ Place tile(int i) const {
-    constexpr std::int32_t kBeyond = 1 << 30;  // TMA reads zeros there
+    constexpr std::int32_t kBeyond = kMostRows;  // TMA reads zeros there
     const RasterPlace place = p_.shared.raster.place(Share::index(p_.reduce_ctas, i));
     const SharedTiles::Rows rows = p_.shared.rows(Share::first_row(place.row) / Config::kTileM);
     const int row = rows.begin < rows.end ? owner(rows.begin).first_row + rows.skipped : kBeyond;

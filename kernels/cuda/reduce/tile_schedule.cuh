@@ -55,7 +55,7 @@ class TileReduceSchedule {
     const Rows rows = rows_of(i);
     // Owners have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; the rows
     // of the next owner, which the tile may reach into, are computed and not written.
-    constexpr std::int32_t kBeyond = 1 << 30;
+    constexpr std::int32_t kBeyond = kMostRows;
     const OwnerOnDevice owner = p_.owner(rows.turn);
     const bool any = rows.first < owner.rows;
     const int column = rows.column * Config::kTileN;

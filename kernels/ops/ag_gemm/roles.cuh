@@ -100,7 +100,7 @@ class AgGemmSchedule {
  private:
   /// Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; for
   /// sources without rows the map has one, which this keeps clear of.
-  static constexpr std::int32_t kBeyond = 1 << 30;
+  static constexpr std::int32_t kBeyond = kMostRows;
   using Share = Sm90Share<Config, Tile>;
 
   /// Those of this launch's half.

@@ -19,8 +19,6 @@ Status refused(const std::string& field, std::int64_t value, const std::string& 
 }  // namespace
 
 Result<GroupedGemmPlan> GroupedGemmPlan::make(const GroupedGemmShape& shape) {
-  // Room for a tile that begins in the last row.
-  constexpr std::int64_t kMostRows = kMost - 2 * tile_rows(kGroupedGemmTile);
   for (const auto& [name, value, most] : {std::tuple{"max_rows", shape.max_rows, kMostRows},
                                           {"n", shape.n, kMost},
                                           {"k", shape.k, kMost},

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int32_t kWarps = 12;  // of a CTA: two warpgroups that multiply, one that loads and stores
 constexpr std::int32_t kUnitRows = 64;
 constexpr std::int32_t kFewestSms = 4;  // a cluster that dispatches, one that computes
-constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMostPoolRows = (std::int64_t{1} << 31) - 1;
 
 Status refuse(const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument, "moe: " + field + " = " + std::to_string(value) +
@@ -132,7 +132,7 @@ Status check_shape(const MoeShape& shape, const Topology& topology) {
   for (const auto& [name, value, rows] : {std::tuple{"hidden", shape.hidden, shape.hidden},
                                           {"intermediate", shape.intermediate, w1_rows},
                                           {"n", shape.n, shape.n}}) {
-    if (rows > kMostRows / of_rank) {
+    if (rows > kMostPoolRows / of_rank) {
       return refuse(
           name, value,
           "so small that rows of the weights of " + std::to_string(of_rank) + " experts have 32-bit numbers");

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;   // of a number with 32 bits, and of a BLAS call
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // offsets in a work slot have 48 bits
 constexpr std::int64_t kUnitRows = 64;                        // as low as the lowest tile of a GPU
-constexpr std::int64_t kMostRows = 256, kFewestColumns = 64, kMostColumns = 512;
+constexpr std::int64_t kMostBlockRows = 256, kFewestColumns = 64, kMostColumns = 512;
 constexpr std::int64_t kMostPieces = 256;  // a launch puts them all, whatever its routing
 constexpr std::int32_t kDispatchCtas = 2;
 constexpr std::int32_t kLead = 16;
@@ -40,7 +40,7 @@ std::uint64_t bytes_of(std::int64_t elements) {
 
 Status check_shape(const MoeShape& shape, const Topology& topology) {
   const std::int64_t world = topology.world();
-  MK_RETURN_IF_ERROR(check_range("max_tokens", shape.max_tokens, 1, kMost));
+  MK_RETURN_IF_ERROR(check_range("max_tokens", shape.max_tokens, 1, kMostRows));
   // counts[world][experts] has indices of 32 bits.
   MK_RETURN_IF_ERROR(
       check_range("experts", shape.experts, 1, std::min(std::int64_t{1} << 20, kMost / world)));
@@ -77,8 +77,8 @@ std::shared_ptr<const std::vector<std::int32_t>> seats_of(const Topology& topolo
 }
 
 Status check_options(const MoeOptions& options, const MoeShape& shape) {
-  MK_RETURN_IF_ERROR(check_range("unit_rows", options.unit_rows, 0, kMostRows));
-  MK_RETURN_IF_ERROR(check_range("block_rows", options.block_rows, 0, kMostRows));
+  MK_RETURN_IF_ERROR(check_range("unit_rows", options.unit_rows, 0, kMostBlockRows));
+  MK_RETURN_IF_ERROR(check_range("block_rows", options.block_rows, 0, kMostBlockRows));
   MK_RETURN_IF_ERROR(check_range("tile_columns", options.tile_columns, 0, kMost / 2));
   MK_RETURN_IF_ERROR(check_range("gated_columns", options.gated_columns, 0, kMost / 2));
   MK_RETURN_IF_ERROR(check_range("dispatch_ctas", options.dispatch_ctas, 0, 1024));
@@ -92,8 +92,8 @@ Status check_options(const MoeOptions& options, const MoeShape& shape) {
 
 ExpertBlockRows cut_of(const MoeShape& shape, const Topology& topology, const MoeOptions& options) {
   const std::int64_t unit = options.unit_rows > 0 ? options.unit_rows : kUnitRows;
-  const std::int64_t rows = std::min(
-      kMostRows, ceil_div(shape.max_tokens, shape.experts) * shape.topk * std::int64_t{topology.world()});
+  const std::int64_t rows = std::min(kMostBlockRows, ceil_div(shape.max_tokens, shape.experts) * shape.topk *
+                                                         std::int64_t{topology.world()});
   const std::int64_t block =
       options.block_rows > 0 ? options.block_rows : ceil_div(power_of_two(rows), unit) * unit;
   return {static_cast<std::int32_t>(block), static_cast<std::int32_t>(unit)};

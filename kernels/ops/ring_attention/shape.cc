@@ -34,8 +34,8 @@ std::string window_text(const AttentionShape& shape) {
 Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
   for (const auto& [field, value, first, last] :
        {std::tuple{"batch", shape.batch, std::int64_t{1}, kMaxExtent},
-        {"sequence", shape.sequence, 1, kMaxExtent},
-        {"keys", shape.keys, 0, kMaxExtent},
+        {"sequence", shape.sequence, 1, kMostRows},
+        {"keys", shape.keys, 0, kMostRows},
         {"heads", shape.heads, 1, kMaxExtent},
         {"kv_heads", shape.kv_heads, 1, kMaxExtent},
         {"head_dim", shape.head_dim, 1, kMaxHeadDim},

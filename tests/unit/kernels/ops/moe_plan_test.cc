@@ -235,8 +235,10 @@ TEST_CASE("moe plan: impossible shapes are refused by field, value and limit") {
     shape.*field = value;
     return refused_text(shape, Topology(2, 1));
   };
-  CHECK(text(&MoeShape::max_tokens, 0) == "moe: max_tokens = 0, but it must be 1..2147483647");
-  CHECK(holds(text(&MoeShape::max_tokens, kMost), "must be 1..536870784 with topk = 2 on 2 ranks"));
+  CHECK(text(&MoeShape::max_tokens, 0) == "moe: max_tokens = 0, but it must be 1..1073741824");
+  CHECK(text(&MoeShape::max_tokens, kMostRows + 1) ==
+        "moe: max_tokens = 1073741825, but it must be 1..1073741824");
+  CHECK(holds(text(&MoeShape::max_tokens, kMostRows), "must be 1..536870784 with topk = 2 on 2 ranks"));
   CHECK(text(&MoeShape::topk, 5) == "moe: topk = 5, but it must be 1..4");
   CHECK(text(&MoeShape::intermediate, -1) == "moe: intermediate = -1, but it must be 0..1073741823");
   CHECK(text(&MoeShape::shared_intermediate, -1) ==

@@ -2,12 +2,33 @@
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 
 namespace mkernel::kernels {
 namespace {
 
-// Longer names first: "H20" is the beginning of "H200".
-constexpr std::array kMachines{kH200, kH100, kH20};
+constexpr std::array kMachines{kH200, kH100, kH20, kH800, kGh200, kH100Pcie, kH100Nvl, kH200Nvl};
+/// Words of a name that say how a card is built. One without them is an SXM module or a superchip.
+constexpr std::array<std::string_view, 2> kForms{"PCIe", "NVL"};
+
+bool is_of_word(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+}
+
+/// Whether `word` is one of the words that `text` consists of: "H200" is none of "NVIDIA GH200 480GB".
+bool has_word(std::string_view text, std::string_view word) {
+  for (std::size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    if ((at == 0 || !is_of_word(text[at - 1])) && (end == text.size() || !is_of_word(text[end]))) return true;
+  }
+  return false;
+}
+
+bool is_called(const Machine& machine, std::string_view device_name) {
+  for (const std::string_view form : kForms)
+    if (has_word(machine.name, form) != has_word(device_name, form)) return false;
+  return has_word(device_name, machine.name.substr(0, machine.name.find(' ')));
+}
 
 }  // namespace
 
@@ -38,11 +59,19 @@ Result<Machine> machine_named(std::string_view name) {
                 "machine = \"" + std::string(name) + "\", must be one of " + known);
 }
 
-Machine machine_of_device(std::string_view device_name, std::int32_t sms) {
-  for (const Machine& machine : kMachines) {
-    if (device_name.find(machine.name) != std::string_view::npos) return machine.with_sms(sms);
-  }
-  return kH100.with_sms(sms);
+Machine machine_of_device(std::string_view device_name, std::int32_t sms, double clock) {
+  for (const Machine& machine : kMachines)
+    if (is_called(machine, device_name)) return machine.with_sms(sms);
+  Machine unknown = kUnknownMachine.with_sms(sms);
+  if (clock > 0) unknown.clock = clock;
+  return unknown;
+}
+
+std::string text_of(const Machine& machine) {
+  std::string text = std::string(machine.name) + " sms=" + std::to_string(machine.sms);
+  if (machine.name == kUnknownMachine.name)
+    text += " mhz=" + std::to_string(static_cast<std::int64_t>(machine.clock / 1e6));
+  return text;
 }
 
 }  // namespace mkernel::kernels

@@ -81,6 +81,39 @@ inline constexpr Machine kH200{
 /// as large a part as on an H200.
 inline constexpr Machine kH100{
     .name = "H100", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096, .memory_bytes = 3.0e12};
+/// Data sheet of the H800 SXM5: an H100 whose links carry 400 of its 900 GB/s.
+inline constexpr Machine kH800{.name = "H800",
+                               .sms = 132,
+                               .clock = 1.755e9,
+                               .tensor_operations = 4096,
+                               .memory_bytes = 3.0e12,
+                               .links_bulk = 153e9,
+                               .links_store = 157e9};
+/// Data sheet of the GH200: an H100 with memory of 4 TB/s.
+inline constexpr Machine kGh200{
+    .name = "GH200", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096, .memory_bytes = 3.6e12};
+/// Data sheet of the H100 PCIe: 756 TFLOP/s on 114 multiprocessors, memory with 2 TB/s, PCIe with 64 GB/s a
+/// direction. Of pairs with a bridge it is not known here that they have one.
+inline constexpr Machine kH100Pcie{.name = "H100 PCIe",
+                                   .sms = 114,
+                                   .clock = 1.62e9,
+                                   .tensor_operations = 4096,
+                                   .product_operations = 4.6e12,
+                                   .memory_bytes = 1.8e12,
+                                   .links_bulk = 49e9,
+                                   .links_store = 50e9};
+/// Data sheet of the H100 NVL: 835 TFLOP/s, memory with 3.9 TB/s, a bridge between two with 600 GB/s.
+inline constexpr Machine kH100Nvl{.name = "H100 NVL",
+                                  .sms = 132,
+                                  .clock = 1.54e9,
+                                  .tensor_operations = 4096,
+                                  .product_operations = 5.1e12,
+                                  .memory_bytes = 3.5e12,
+                                  .links_bulk = 230e9,
+                                  .links_store = 236e9};
+/// Data sheet of the H200 NVL: 835 TFLOP/s, the memory of an H200, bridges between two or four with 900 GB/s.
+inline constexpr Machine kH200Nvl{
+    .name = "H200 NVL", .sms = 132, .clock = 1.54e9, .tensor_operations = 4096, .product_operations = 5.1e12};
 /// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, memory with 4 TB/s, the links of an H200.
 inline constexpr Machine kH20{.name = "H20",
                               .sms = 78,
@@ -88,6 +121,11 @@ inline constexpr Machine kH20{.name = "H20",
                               .tensor_operations = 1024,
                               .product_operations = 1.7e12,
                               .memory_bytes = 3.6e12};
+
+/// A device whose name is not known here: its own clock and multiprocessors, the rest assumed to be an
+/// H100's.
+inline constexpr Machine kUnknownMachine{
+    .name = "unknown", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096, .memory_bytes = 3.0e12};
 
 /// The cpu executor: threads play the CTAs, one rank's may be as many as it likes. The rates only order the
 /// bands of tiles.
@@ -109,12 +147,17 @@ double push_seconds(const Machine& machine, double bytes, std::int32_t stores, s
 /// kInvalidArgument below 0.
 Result<Machine> with_paced_links(const Machine& machine, double gbytes, const std::string& who);
 
-/// The machine of this name ("H200", "H100", "H20"; case matters). kInvalidArgument names the field
-/// `machine`, the value and what there is.
+/// The machine of this name ("H200", "H100 PCIe"; case matters). kInvalidArgument names the field `machine`,
+/// the value and what there is.
 Result<Machine> machine_named(std::string_view name);
 
-/// The machine of a device that CUDA calls `device_name` ("NVIDIA H200"), with `sms` multiprocessors. One
-/// that is not known counts as an H100.
-Machine machine_of_device(std::string_view device_name, std::int32_t sms);
+/// The machine of a device that CUDA calls `device_name` ("NVIDIA H200"), with `sms` multiprocessors: the one
+/// whose name consists of words of `device_name`, and which is built as it says: PCIe, NVL, or neither. A
+/// device of another name is a kUnknownMachine with this `clock`, in cycles a second.
+Machine machine_of_device(std::string_view device_name, std::int32_t sms, double clock);
+
+/// "H200 sms=132", for the signature of an operation: ranks with other plans would wait for each other. Of an
+/// unknown machine with its clock.
+std::string text_of(const Machine& machine);
 
 }  // namespace mkernel::kernels

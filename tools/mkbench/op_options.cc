@@ -101,9 +101,11 @@ void add_plan_options(CLI::App* op, OpOptions* o) {
                  "with --executor cuda: kernels of ag_gemm, gemm_rs and gemm_ar wait as if links "
                  "between the ranks carried so many 10^9 bytes a second from each; 0: nothing but memory")
       ->capture_default_str();
-  op->add_option("--machine", o->plan.machine,
-                 "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
-                 "by the name of the device where it is not said");
+  op->add_option(
+      "--machine", o->plan.machine,
+      "with --executor cuda: the machine whose rates the plan assumes, H200, H100, H20, H800, GH200, "
+      "'H100 PCIe', 'H100 NVL' or 'H200 NVL'; "
+      "by the name of the device where it is not said");
   op->add_option("--threads", o->threads, "compute threads of this rank; 0 = a fair share")
       ->capture_default_str();
 }

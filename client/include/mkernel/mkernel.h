@@ -184,7 +184,8 @@ typedef struct mk_operation_options {
   int32_t comm_ctas;   /* CTAs that push rows, keys or sum partial tiles, see mkernel/ops.h */
   int32_t sms;         /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
   double nic_gbytes;   /* 10^9 bytes a second that a rank can send to other nodes */
-  const char* machine; /* whose rates the plan assumes: "H200", "H100", "H20" */
+  const char* machine; /* whose rates the plan assumes: "H200", "H100", "H20", "H800", "GH200", "H100 PCIe",
+                          "H100 NVL" or "H200 NVL" */
 } mk_operation_options;
 
 typedef struct mk_moe_shape {

@@ -35,7 +35,7 @@ Status CudaBinding::load(const CooperativeKernel& kernel, const Machine& machine
   state_ = std::move(*state);
   MK_RETURN_IF_ERROR(rehearse(kernel, state_.stream().get(), name_));
   kernel_ = kernel;
-  machine_ = std::string(machine.name) + " sms=" + std::to_string(machine.sms);
+  machine_ = text_of(machine);
   return {};
 }
 

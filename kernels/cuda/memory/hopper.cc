@@ -17,6 +17,7 @@ struct Device {
   std::string name;
   int major = 0, minor = 0;
   std::int32_t sms = 0;
+  double clock = 0;  ///< cycles a second
 };
 
 /// What does not change while the process lives, asked once per device: CUDA takes its time over properties,
@@ -28,7 +29,9 @@ Result<Device> describe(int device) {
   if (const auto found = known.find(device); found != known.end()) return found->second;
   cudaDeviceProp is{};
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDeviceProperties(&is, device), "device properties"));
-  return known[device] = {is.name, is.major, is.minor, is.multiProcessorCount};
+  int khz = 0;
+  MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, device), "device clock"));
+  return known[device] = {is.name, is.major, is.minor, is.multiProcessorCount, khz * 1e3};
 }
 
 }  // namespace
@@ -57,7 +60,7 @@ Result<Machine> hopper_machine(std::string_view who, std::string_view named, std
   }
   const std::int32_t all = device_is.sms;
   const std::int32_t sms = at_most != 0 ? std::min(all, at_most) : all;
-  if (named.empty()) return machine_of_device(device_is.name, sms);
+  if (named.empty()) return machine_of_device(device_is.name, sms, device_is.clock);
   auto machine = machine_named(named);
   if (!machine.ok()) return Status(machine.status().code(), name + ": " + machine.status().text());
   return machine->with_sms(sms);

@@ -45,7 +45,8 @@ struct GemmPlanOptions {
   /// as long as such links would take, but for few rows of GEMM+RS and GEMM+AR, whose owners share tiles. For
   /// measurements of ranks that share a GPU, whose memory is faster than links.
   double link_gbytes = 0;
-  /// The machine whose rates the plan assumes: "H200", "H100" or "H20"; empty = by the name of the device.
+  /// The machine whose rates the plan assumes: "H200", "H100", "H20", "H800", "GH200", "H100 PCIe", "H100
+  /// NVL" or "H200 NVL"; empty = by the name of the device.
   std::string machine = {};
 
   bool operator==(const GemmPlanOptions&) const = default;

@@ -177,7 +177,7 @@ Result<MoeGpuPlan> MoeGpuPlan::make(const MoeShape& shape, const Topology& topol
 }
 
 std::string MoeGpuPlan::signature() const {
-  return moe.signature() + " cuda " + std::string(machine.name) + " sms=" + std::to_string(machine.sms) +
+  return moe.signature() + " cuda " + text_of(machine) +
          " dispatch_ctas=" + std::to_string(moe.dispatch_ctas) +
          " summing_ctas=" + std::to_string(summing_ctas);
 }

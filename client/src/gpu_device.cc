@@ -106,6 +106,8 @@ std::string Device::free_text() const {
   return std::to_string(free) + " of " + std::to_string(total) + " bytes are free";
 }
 
+// Enough for loads and stores. An operation whose kernels add over the link asks for more when it is bound
+// (kernels/cuda/memory/peer_atomics.h).
 Status Device::check_peer(int owner) const {
   if (owner == ordinal_) return {};
   CUdevice theirs = 0;

@@ -211,8 +211,9 @@ struct Requirements {
       0;  ///< symmetric, the same on every rank, zeroed once before the first launch
   /// Of a half of the lent workspace (base/lent_workspace.h), which operations of a group take turns with.
   std::uint64_t lent_bytes = 0;
-  std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
-  bool gpu = false;         ///< the workspace lies in memory of the GPU that the operation was made for
+  std::uint32_t lanes = 0;   ///< lanes of the group's channels, used exclusively, consecutive from first_lane
+  bool gpu = false;          ///< the workspace lies in memory of the GPU that the operation was made for
+  bool remote_adds = false;  ///< its kernels add to words in the workspaces of other GPUs of the node
 };
 
 }  // namespace mkernel

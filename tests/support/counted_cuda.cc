@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +14,8 @@ CudaCalls calls;
 constexpr int kDevices = 2;
 char contexts[kDevices];               // each device's primary one; only its address counts
 thread_local char* context = nullptr;  // current on this thread
+std::map<const void*, int> placed;     // by address: memory that does not lie on device 0
+bool native_atomics = false;
 
 int device() {
   return context == nullptr ? 0 : static_cast<int>(context - contexts);
@@ -70,6 +73,12 @@ CudaCalls cuda_calls() {
 }
 void reset_cuda_calls() {
   calls.clear();
+}
+void place_on_device(const void* memory, int device) {
+  placed[memory] = device;
+}
+void set_native_atomics(bool has) {
+  native_atomics = has;
 }
 int current_cuda_device() {
   return context == nullptr ? kNoCudaDevice : device();
@@ -155,7 +164,22 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 132;  // multiprocessors are all that is asked
+  *value = 132;  // of multiprocessors; the clock of a device whose name is known does not matter
+  return counted(__func__);
+}
+cudaError_t cudaDeviceGetPCIBusId(char* address, int size, int device) {
+  std::snprintf(address, static_cast<std::size_t>(size), "0000:%02x:00.0", 0x3b + device);
+  return counted(__func__);
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
+  const auto found = placed.find(memory);
+  *attributes = {};
+  attributes->type = cudaMemoryTypeDevice;
+  attributes->device = found == placed.end() ? 0 : found->second;
+  return counted(__func__);
+}
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int, int) {
+  *value = attribute != cudaDevP2PAttrNativeAtomicSupported || native_atomics ? 1 : 0;
   return counted(__func__);
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {

@@ -13,6 +13,11 @@ using CudaCalls = std::map<std::string, int>;
 CudaCalls cuda_calls();
 void reset_cuda_calls();
 
+/// From now on `memory` lies on `device`; everything else lies on device 0. Links between devices have peer
+/// access, and native atomics only after set_native_atomics(true).
+void place_on_device(const void* memory, int device);
+void set_native_atomics(bool has);
+
 /// Of two devices, 0 and 1, the one whose context is current on this thread; `kNoCudaDevice` where none is,
 /// as on a thread that has not used CUDA.
 constexpr int kNoCudaDevice = -1;

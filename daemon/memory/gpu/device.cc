@@ -30,6 +30,8 @@ Status Device::make_current() const {
   return driver_.status(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent of " + name_);
 }
 
+// The daemon only copies with the copy engines, for which any peer access will do: native atomics of the link
+// are asked for where a kernel adds (kernels/cuda/memory/peer_atomics.h).
 Status Device::check_reach(const Device& owner) const {
   if (owner.ordinal_ == ordinal_) return {};
   int can = 0;

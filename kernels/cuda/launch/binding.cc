@@ -9,6 +9,7 @@
 #include "kernels/cuda/launch/failure.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/on_device.h"
+#include "kernels/cuda/memory/peer_atomics.h"
 #include "kernels/plan/room.h"
 
 namespace mkernel::kernels {
@@ -48,6 +49,7 @@ Status CudaBinding::bind(const Requirements& needs, const GroupView& group, cons
     return {StatusCode::kFailedPrecondition, name_ + ": no rings to put through"};
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
+  if (needs.remote_adds) MK_RETURN_IF_ERROR(check_peer_atomics(name_, workspace.node));
   workspace_ = workspace;
   MK_RETURN_IF_ERROR(open_endpoint(needs, group, workspace, first_lane));
   MK_RETURN_IF_ERROR(state_.watch(endpoint_.control));

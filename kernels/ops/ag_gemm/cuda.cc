@@ -28,7 +28,8 @@ class CudaAgGemm final : public CudaGemmOperation {
     return {.workspace_bytes = plan_.gather.word_bytes(),
             .lent_bytes = plan_.gather.data_bytes(),
             .lanes = plan_.lanes(),
-            .gpu = true};
+            .gpu = true,
+            .remote_adds = true};
   }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
   double expected_seconds() const override { return estimated_seconds(shape(), plan_); }

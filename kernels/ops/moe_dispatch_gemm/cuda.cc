@@ -34,7 +34,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
   std::string signature() const override { return plan_.signature(); }
   Requirements requirements() const override {
     Requirements needs = plan_.moe.requirements();
-    needs.gpu = true;
+    needs.gpu = needs.remote_adds = true;
     return needs;
   }
   std::uint64_t wire_bytes() const override { return sent_; }

@@ -37,7 +37,8 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
     return {.workspace_bytes = plan_.partials.word_bytes(),
             .lent_bytes = plan_.data_bytes(),
             .lanes = plan_.lanes(),
-            .gpu = true};
+            .gpu = true,
+            .remote_adds = true};
   }
   double expected_seconds() const override { return estimated_seconds(plan_); }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }

@@ -99,6 +99,51 @@ TEST_CASE("the gathered rows are one launch more") {
   CHECK(Rank(OpKind::kAgGemm, {4096, 512, 256}, 4).calls(true) == wanted);
 }
 
+/// Binds rank 0 of two on one node, whose workspaces lie on a GPU each.
+template <class Op>
+Status bind_over_link(Result<std::unique_ptr<Op>> made, bool native_atomics) {
+  REQUIRE_MESSAGE(made.ok(), made.status().to_string());
+  test::FakeFabric fabric({.ranks_per_node = 2});
+  const Requirements needs = (*made)->requirements();
+  const auto workspace = fabric.symmetric(needs.workspace_bytes);
+  const auto lent = fabric.symmetric(lent_workspace_bytes(needs.lent_bytes));
+  test::place_on_device(workspace[0].node[1], 1);
+  test::set_native_atomics(native_atomics);
+  const Status bound = (*made)->bind(fabric.group(0), workspace[0], lent[0], 1);
+  test::place_on_device(workspace[0].node[1], 0);
+  return bound;
+}
+
+TEST_CASE("a link without native atomics is refused where kernels add over it, and both GPUs are named") {
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  const Topology node(1, 2);
+  const AttentionShape ring{.batch = 1, .sequence = 512, .heads = 2, .kv_heads = 1, .head_dim = 64};
+  const MoeShape moe{.max_tokens = 64, .hidden = 64, .n = 64, .experts = 4, .topk = 2};
+  const auto check = [&](const char* name, const auto& bind) {
+    CAPTURE(name);
+    const Status refused = bind(false);
+    CHECK(refused.code() == StatusCode::kFailedPrecondition);
+    CHECK_MESSAGE(refused.text().find(std::string(name) +
+                                      ": kernels of GPU 0 (NVIDIA H200, 0000:3b:00.0) cannot add to memory "
+                                      "of GPU 1 (NVIDIA H200, 0000:3c:00.0): the link between them has no "
+                                      "native atomics") == 0,
+                  refused.text());
+    CHECK(bind(true).to_string() == Status().to_string());
+  };
+  check("ag_gemm", [&](bool atomics) {
+    return bind_over_link(make(OpKind::kAgGemm, {4096, 512, 256}, node), atomics);
+  });
+  check("ring_attention",
+        [&](bool atomics) { return bind_over_link(make_cuda_ring_attention(ring, node, 0, {}), atomics); });
+  check("ring_attention_backward", [&](bool atomics) {
+    return bind_over_link(make_cuda_ring_attention_backward(ring, node, 0, {}), atomics);
+  });
+  check("moe", [&](bool atomics) { return bind_over_link(make_cuda_moe(moe, node, 0), atomics); });
+  // These only store over it.
+  for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr})
+    CHECK(bind_over_link(make(kind, {4096, 512, 256}, node), false).ok());
+}
+
 TEST_CASE("where another device is current, it is so again after a launch") {
   Rank rank(OpKind::kGemmRs, {4096, 512, 256}, 4);
   REQUIRE(cudaSetDevice(1) == cudaSuccess);

@@ -92,7 +92,7 @@ Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>&
   buffer->bytes = bytes;
   buffer->mine = std::move(*mapped);
   SharedMemory memory;
-  memory.fd = ipc::UniqueFd(::fcntl(memfd, F_DUPFD_CLOEXEC, 0));
+  memory.fd = ipc::above_standard(ipc::UniqueFd(::fcntl(memfd, F_DUPFD_CLOEXEC, 0)));
   if (!memory.fd.valid()) {
     return Status(StatusCode::kResourceExhausted, std::string("copy of the memfd: ") + std::strerror(errno));
   }

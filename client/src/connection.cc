@@ -43,7 +43,8 @@ Result<ipc::UniqueFd> dial(const std::string& path, Deadline deadline) {
                       " bytes, allowed are 1 to " + std::to_string(sizeof(address.sun_path) - 1));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
-  ipc::UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  ipc::UniqueFd socket =
+      ipc::above_standard(ipc::UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   if (!socket.valid())
     return Status(StatusCode::kResourceExhausted, std::string("socket: ") + std::strerror(errno));
   while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
@@ -60,7 +61,7 @@ Result<ipc::UniqueFd> dial(const std::string& path, Deadline deadline) {
 }
 
 Result<std::unique_ptr<Connection>> Connection::open(ipc::UniqueFd socket, std::string daemon, Lost lost) {
-  ipc::UniqueFd stop(::eventfd(0, EFD_CLOEXEC));
+  ipc::UniqueFd stop = ipc::above_standard(ipc::UniqueFd(::eventfd(0, EFD_CLOEXEC)));
   if (!stop.valid()) {
     return Status(StatusCode::kResourceExhausted,
                   daemon + ": eventfd: " + std::strerror(errno) + " (limit of open files: ulimit -n)");

@@ -7,6 +7,7 @@
 
 #include "client/src/failure.h"
 #include "client/src/guard.h"
+#include "proto/base/printable.h"
 
 namespace mkernel::client {
 namespace {
@@ -17,6 +18,12 @@ Status out_of_range(const std::string& field, std::uint64_t value, std::uint64_t
 }
 
 Status check_options(const GroupOptions& options, std::uint32_t max_lanes) {
+  // First, as every later error shows the name.
+  if (const auto odd = base::first_unprintable(options.name)) {
+    return {StatusCode::kInvalidArgument,
+            "group name holds byte " + std::to_string(static_cast<unsigned char>(options.name[*odd])) +
+                " at position " + std::to_string(*odd) + ", allowed is printable ASCII"};
+  }
   if (options.name.empty() || options.name.size() >= abi::kNameBytes) {
     return {StatusCode::kInvalidArgument,
             "group name '" + options.name + "' has " + std::to_string(options.name.size()) +

@@ -1,13 +1,9 @@
 #include "daemon/app/app.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <boost/asio/post.hpp>
-#include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <random>
 #include <system_error>
@@ -23,7 +19,7 @@
 namespace mkernel::app {
 namespace {
 
-constexpr std::chrono::seconds kLookAtNics{30}, kLookAtRates{1};
+constexpr std::chrono::seconds kLookAtNics{30}, kLookAtRates{1}, kLookAtSockets{5};
 
 std::uint64_t random_boot_id() {
   std::random_device device;
@@ -45,16 +41,6 @@ session::ServerOptions server_options(const config::Config& config, std::uint64_
   return options;
 }
 
-/// To what whoever started the daemon allows: clients' fds are many, and shells start with few.
-void raise_fd_limit() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;
-  files.rlim_cur = files.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &files) != 0) {
-    spdlog::warn("RLIMIT_NOFILE stays as it is: {}", std::strerror(errno));
-  }
-}
-
 }  // namespace
 
 App::App(config::Config config)
@@ -62,6 +48,7 @@ App::App(config::Config config)
       boot_id_(random_boot_id()),
       signals_(io_),
       service_manager_(io_),
+      reader_(io_, "reading " + config_.file),
       bridge_(io_),
       executor_(io_),
       rate_timer_(io_),
@@ -82,7 +69,7 @@ Status App::prepare_runtime_dir() const {
 }
 
 Status App::start() {
-  raise_fd_limit();
+  signals_.add(SIGHUP);  // one that comes before the daemon is ready reloads then, and does not end it
   MK_RETURN_IF_ERROR(prepare_runtime_dir());
   auto rails = Rails::create(config_, boot_id_, bridge_);
   if (!rails.ok()) return rails.status();
@@ -115,9 +102,11 @@ Status App::start() {
   control_ = std::move(control).value();
 
   MK_RETURN_IF_ERROR(sessions_->start(*directory_));
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) signals_.add(signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGXCPU}) signals_.add(signal);
   wait_for_signal();
   look_at_rates();
+  socket_files_ =
+      std::make_unique<SocketWatch>(io_, config_.node.runtime_dir, *sessions_, *control_, kLookAtSockets);
   service_manager_.ready("node " + config_.node.name + ", transport " + config_.transport.kind + ", " +
                          std::to_string(config_.proxy.threads) + " rails");
   spdlog::info("mkerneld on node {} is ready: sessions on {}, mkctl on {}, peers on {}", config_.node.name,
@@ -152,7 +141,7 @@ Status App::open_peer_links() {
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   options.rail_version = rails_->message_version();
-  auto wire = rpc::make_grpc_wire(io_, tls, options.longest_patience());
+  auto wire = rpc::make_grpc_wire(io_, tls, options.longest_patience(), options.listen);
   if (!wire.ok()) return wire.status();
   auto links = cluster::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
   if (!links.ok()) return links.status();
@@ -181,6 +170,7 @@ void App::watch_nics() {
 
 void App::look_at_rates() {
   rates_.look(sessions_->sessions(), session::RateBook::Clock::now());
+  sessions_->log_left_out();
   rate_timer_.expires_after(kLookAtRates);
   rate_timer_.async_wait([this](const boost::system::error_code& error) {
     if (!error) look_at_rates();
@@ -193,9 +183,10 @@ void App::wait_for_signal() {
   signals_.async_wait([this](const boost::system::error_code& error, int signal) {
     if (error) return;
     wait_for_signal();
+    // The kernel repeats SIGXCPU every second of processor time: that is no second request.
+    if (signal == SIGXCPU && stopping_) return;
     if (signal != SIGHUP) return stop();
-    // Logged and told by reload() itself.
-    static_cast<void>(reload());
+    reload([](const Result<rpc::ReloadSnapshot>&) {});  // which logs by itself what came of it
   });
 }
 
@@ -212,12 +203,14 @@ void App::stop() {
   }
   spdlog::info("stopping: draining {} sessions for at most {} ms", sessions_->session_count(),
                config_.limits.drain.count());
+  socket_files_.reset();
   service_manager_.stopping(config_.limits.drain + std::chrono::seconds(10));
   sessions_->stop(config_.limits.drain, why, [this] { io_.stop(); });
 }
 
 /// The reverse of start(), from wherever it had got to. The sessions are drained, or nobody waits for them.
 void App::take_down() {
+  socket_files_.reset();
   control_.reset();
   nics_.reset();
   links_.reset();

@@ -26,6 +26,8 @@
 #include "daemon/app/nic_watch.h"
 #include "daemon/app/path_book.h"
 #include "daemon/app/rails.h"
+#include "daemon/app/socket_watch.h"
+#include "daemon/base/aside.h"
 #include "daemon/base/slice_meter.h"
 #include "daemon/cluster/executor.h"
 #include "daemon/cluster/group_directory.h"
@@ -62,7 +64,7 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   void wait_for_signal();
   void stop();
   void take_down();
-  void apply(const config::Reload& change);
+  std::vector<std::string> apply(const config::Reload& change);
   void forget_dead_peers();
   void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path, const Status& lost);
   void send_to_rail(std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes);
@@ -84,7 +86,9 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   void set_link(const std::string& peer, const rpc::LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override;
   bool counts_arrived_bytes() const override;
-  Result<rpc::ReloadSnapshot> reload() override;
+  void reload(ReloadDone done) override;
+  void read_configuration();
+  void take_configuration(const Result<config::Config>& fresh);
 
   // In the order of start; destroyed in reverse.
   config::Config config_;
@@ -93,6 +97,8 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   boost::asio::io_context io_;
   boost::asio::signal_set signals_;
   observe::ServiceManager service_manager_;
+  base::Aside reader_;  ///< of the configuration file
+  std::vector<ReloadDone> reading_for_, read_next_for_;
   session::ControlBridge bridge_;
   cluster::AsioExecutor executor_;
   boost::asio::steady_timer rate_timer_;
@@ -102,6 +108,7 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   std::unique_ptr<session::SessionServer> sessions_;
   std::unique_ptr<cluster::PeerLinks> links_;
   std::unique_ptr<rpc::ControlService> control_;
+  std::unique_ptr<SocketWatch> socket_files_;
   std::unique_ptr<NicWatch> nics_;  ///< none without NICs
   std::vector<v1::NicPort> ports_;  ///< of the rails, as peers are told
 

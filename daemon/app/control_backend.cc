@@ -10,6 +10,12 @@
 #include "daemon/transport/rdma/probe.h"
 
 namespace mkernel::app {
+namespace {
+
+/// For the configuration file and the names in it, while `mkctl reload` waits.
+constexpr std::chrono::seconds kReadWithin{5};
+
+}  // namespace
 
 rpc::DaemonSnapshot App::daemon() const {
   rpc::DaemonSnapshot seen;
@@ -34,6 +40,8 @@ rpc::DaemonSnapshot App::daemon() const {
   for (const dataplane::Proxy* proxy : rails_->proxies()) {
     seen.slices.emplace_back("mk-proxy-" + std::to_string(seen.slices.size() - 1), proxy->slices());
   }
+  seen.log_lines_dropped_total = observe::dropped_log_lines();
+  seen.log_lines_left_out_total = sessions_->left_out_lines_total();
   if (stopping_) seen.problems.push_back("the daemon is stopping");
   return seen;
 }
@@ -105,30 +113,55 @@ bool App::counts_arrived_bytes() const {
   return rails_->proxies().front()->capabilities().counts_bytes;
 }
 
-Result<rpc::ReloadSnapshot> App::reload() {
+/// The file may lie on a server that hangs, and names of users be asked of one: both are read on another
+/// thread. Who asks while it reads gets a reading that began later.
+void App::reload(ReloadDone done) {
   if (config_.file.empty()) {
-    return Status(StatusCode::kFailedPrecondition, "this daemon was started without a configuration file");
+    return done(
+        Status(StatusCode::kFailedPrecondition, "this daemon was started without a configuration file"));
   }
+  if (!reading_for_.empty()) return read_next_for_.push_back(std::move(done));
+  reading_for_.push_back(std::move(done));
+  read_configuration();
+}
+
+void App::read_configuration() {
   service_manager_.reloading();
-  const auto fresh = config::load(config_.file);
+  reader_.run<config::Config>(
+      kReadWithin, [file = config_.file] { return config::load(file); },
+      [this](const Result<config::Config>& fresh) { take_configuration(fresh); });
+}
+
+void App::take_configuration(const Result<config::Config>& fresh) {
+  Result<rpc::ReloadSnapshot> outcome(fresh.status());
   if (!fresh.ok()) {
     spdlog::error("reload refused, everything stays as it was:\n{}", fresh.status().text());
     service_manager_.ready("reload refused, see the log");
-    return fresh.status();
+  } else {
+    const config::Reload change = config::reload(config_, fresh.value());
+    outcome = rpc::ReloadSnapshot{change.applied, change.needs_restart, apply(change)};
+    service_manager_.ready("reloaded");
   }
-  const config::Reload change = config::reload(config_, fresh.value());
-  apply(change);
-  service_manager_.ready("reloaded");
-  return rpc::ReloadSnapshot{change.applied, change.needs_restart};
+  const auto waiting = std::exchange(reading_for_, std::exchange(read_next_for_, {}));
+  for (const ReloadDone& done : waiting) done(outcome);
+  if (!reading_for_.empty()) read_configuration();
 }
 
-void App::apply(const config::Reload& change) {
+/// What the operator should know of it, beyond the keys themselves.
+std::vector<std::string> App::apply(const config::Reload& change) {
   const config::Config before = std::exchange(config_, change.config);
+  std::vector<std::string> notes;
   observe::set_log_level(config_.log.level);
   sessions_->set_limits(config_.limits, config_.users);
   if (config_.peers.list != before.peers.list) {
+    const std::set<std::string> unlisted = links_->unlisted();
     const Status listening = links_->set_static_peers(config_.peers.list);
     if (!listening.ok()) spdlog::error("peers of the new peers.list cannot come in: {}", listening.text());
+    for (const std::string& peer : links_->admits_all() ? links_->unlisted() : std::set<std::string>()) {
+      if (unlisted.count(peer) != 0) continue;
+      notes.push_back(peer + " is no longer in peers.list, but stays: " +
+                      (config_.peers.open ? "peers.open lets everybody in" : "its certificate admits it"));
+    }
   }
   if (config_.transport.emulated != before.transport.emulated) {
     for (auto& [id, alive] : alive_) {
@@ -144,6 +177,8 @@ void App::apply(const config::Reload& change) {
                change.needs_restart.size());
   for (const std::string& line : change.applied) spdlog::info("reloaded {}", line);
   for (const std::string& line : change.needs_restart) spdlog::warn("needs a restart: {}", line);
+  for (const std::string& line : notes) spdlog::warn("{}", line);
+  return notes;
 }
 
 }  // namespace mkernel::app

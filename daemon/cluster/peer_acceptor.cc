@@ -52,25 +52,30 @@ PeerAcceptor::PeerAcceptor(boost::asio::io_context& io, bool tls, AcceptorLimits
 
 // ---- listening
 
-Result<std::unique_ptr<PeerAcceptor>> PeerAcceptor::bind(boost::asio::io_context& io,
-                                                         const std::string& address, bool tls,
-                                                         AcceptorLimits limits) {
+Result<PeerAcceptor::Endpoints> PeerAcceptor::look_up(const std::string& address) {
   std::string host;
   std::uint16_t port = 0;
   if (!config::split_host_port(config::pinned(address), host, port)) {
     return Status(StatusCode::kInvalidArgument, address + " is not host:port");
   }
-  boost::system::error_code error;
-  std::vector<Tcp::endpoint> endpoints;
+  Endpoints endpoints;
   if (host == "0.0.0.0" || host == "::") {
     endpoints = {{Tcp::v6(), port}, {Tcp::v4(), port}};  // the first one takes IPv4 as well
-  } else {
-    const auto flags = Tcp::resolver::passive | Tcp::resolver::numeric_service;
-    for (const auto& found : Tcp::resolver(io).resolve(host, std::to_string(port), flags, error)) {
-      endpoints.push_back(found.endpoint());
-    }
-    if (error) return Status(StatusCode::kUnavailable, error.message());
+    return endpoints;
   }
+  boost::asio::io_context io;
+  boost::system::error_code error;
+  const auto flags = Tcp::resolver::passive | Tcp::resolver::numeric_service;
+  for (const auto& found : Tcp::resolver(io).resolve(host, std::to_string(port), flags, error)) {
+    endpoints.push_back(found.endpoint());
+  }
+  if (error) return Status(StatusCode::kUnavailable, error.message());
+  return endpoints;
+}
+
+Result<std::unique_ptr<PeerAcceptor>> PeerAcceptor::bind(boost::asio::io_context& io,
+                                                         const Endpoints& endpoints, bool tls,
+                                                         AcceptorLimits limits) {
   std::unique_ptr<PeerAcceptor> acceptor(new PeerAcceptor(io, tls, limits));
   Status last(StatusCode::kUnavailable, "no address");
   for (Tcp::endpoint endpoint : endpoints) {

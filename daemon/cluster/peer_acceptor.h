@@ -39,9 +39,14 @@ class PeerAcceptor {
   /// Takes a connection over whose first byte is there. It closes the descriptor.
   using Admit = std::function<void(ipc::UniqueFd connection)>;
 
-  /// Binds every address that `address` (host:port, port 0 for any) stands for. Errors: kInvalidArgument;
-  /// kUnavailable when no address could be bound.
-  static Result<std::unique_ptr<PeerAcceptor>> bind(boost::asio::io_context& io, const std::string& address,
+  using Endpoints = std::vector<boost::asio::ip::tcp::endpoint>;
+
+  /// What `address` (host:port, port 0 for any) stands for. Any thread; may take as long as the name service
+  /// wants. Errors: kInvalidArgument, kUnavailable.
+  static Result<Endpoints> look_up(const std::string& address);
+  /// Binds all of them, with the port of the first one if it is 0. Errors: kUnavailable when none could be
+  /// bound.
+  static Result<std::unique_ptr<PeerAcceptor>> bind(boost::asio::io_context& io, const Endpoints& endpoints,
                                                     bool tls, AcceptorLimits limits = {});
 
   std::uint16_t port() const { return port_; }

@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <utility>
 
@@ -13,6 +14,8 @@ namespace {
 
 /// A stream without a hello is closed after this time.
 constexpr std::chrono::milliseconds kHelloTime{2000};
+/// Lines in the log about refused streams: an honest host has one cause or two.
+constexpr base::LineLimit::Rates kRefusalLines{.each = 1, .all = 8};
 
 }  // namespace
 
@@ -37,7 +40,8 @@ PeerLinks::PeerLinks(boost::asio::io_context& io, PeerLinksOptions options, Peer
       events_(events),
       timer_(io),
       dns_timer_(io),
-      resolver_(io) {}
+      resolver_(io, "looking up peers.dns " + options_.dns),
+      refusal_lines_(kRefusalLines) {}
 
 /// Who is not configured, not vouched for and not asked in needs no port to knock at.
 Status PeerLinks::listen_as_needed() {
@@ -58,7 +62,29 @@ Status PeerLinks::listen_as_needed() {
 Status PeerLinks::set_static_peers(const std::vector<std::string>& peers) {
   static_ = {peers.begin(), peers.end()};
   update_targets();
+  for (const auto& [boot_id, peer] : peers_) {
+    if (options_.admits_all() || is_configured(*peer)) continue;
+    drop(peer->record.info().id,
+         {StatusCode::kUnavailable,
+          peer->record.describe() + " is no longer in peers.list of node " + options_.node});
+  }
   return listen_as_needed();
+}
+
+bool PeerLinks::is_configured(const Peer& peer) const {
+  return std::any_of(targets_.begin(), targets_.end(), [&](const auto& entry) {
+    return entry.second->configured && entry.second->boot_id == peer.record.boot_id();
+  });
+}
+
+std::set<std::string> PeerLinks::unlisted() const {
+  std::set<std::string> names;
+  for (const auto& [boot_id, peer] : peers_) {
+    if (peer->up && !is_configured(*peer)) {
+      names.insert("node " + peer->record.node() + " at " + peer->record.address());
+    }
+  }
+  return names;
 }
 
 PeerLinks::~PeerLinks() {
@@ -141,7 +167,9 @@ void PeerLinks::tick() {
   watch_inbounds(now);
   dial_targets(now);
   settle_all();
-  refusals_ = 0;
+  for (const auto& missing : refusal_lines_.take_left_out(now)) {
+    spdlog::warn("{} more lines about refused peers of one host were left out", missing.lines);
+  }
   for (const auto& [boot_id, peer] : peers_) say_alive(*peer);
 
   timer_.expires_after(times_.keepalive);

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
@@ -29,6 +28,8 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/aside.h"
+#include "daemon/base/line_limit.h"
 #include "daemon/cluster/peer.h"
 #include "daemon/cluster/peer_bus.h"
 #include "daemon/cluster/peer_clock.h"
@@ -59,9 +60,15 @@ class PeerLinks final : public PeerBus {
   std::vector<PeerSnapshot> peers() const;
   /// What peers are told of this node's ports, from the next keepalive on.
   void set_ports(std::vector<v1::NicPort> ports) { ports_ = std::move(ports); }
-  /// Takes the place of PeerLinksOptions::peers; peers that are up stay up. The first ones make this node
-  /// listen, and without any it stops; errors are those of start(), and the peers are dialled all the same.
+  /// Takes the place of PeerLinksOptions::peers. The first ones make this node listen, and without any it
+  /// stops; errors are those of start(), and the peers are dialled all the same. A peer that is no longer
+  /// configured is let go, and its groups fail by that name, unless PeerLinksOptions::admits_all(): then it
+  /// could come back at once, and stays.
   Status set_static_peers(const std::vector<std::string>& peers);
+  /// PeerLinksOptions::admits_all().
+  bool admits_all() const { return options_.admits_all(); }
+  /// Peers that are up and not configured, "node b at 10.0.0.2:7600".
+  std::set<std::string> unlisted() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -130,7 +137,9 @@ class PeerLinks final : public PeerBus {
 
   // peer_links_dial.cc: addresses, and who answers there
   void resolve();
+  void on_resolved(const Result<std::vector<std::string>>& found);
   void update_targets();
+  bool is_configured(const Peer& peer) const;
   TargetPtr add_target(const std::string& address, bool configured);
   void dial_targets(Clock::time_point now);
   void dial(const TargetPtr& target);
@@ -169,7 +178,7 @@ class PeerLinks final : public PeerBus {
   PeerEvents& events_;
   std::string address_;
   boost::asio::steady_timer timer_, dns_timer_;
-  boost::asio::ip::tcp::resolver resolver_;
+  base::Aside resolver_;
   std::unique_ptr<PeerWire> wire_;
 
   std::map<std::string, TargetPtr> targets_;
@@ -180,8 +189,8 @@ class PeerLinks final : public PeerBus {
   transport::PeerId last_id_ = 0;
   std::size_t congested_peers_ = 0;
   Clock::time_point last_tick_;
-  bool settling_ = false;  ///< settle_all() is on its way
-  int refusals_ = 0;       ///< logged since the last tick
+  bool settling_ = false;          ///< settle_all() is on its way
+  base::LineLimit refusal_lines_;  ///< by host
   std::string last_refusal_;
   std::vector<v1::NicPort> ports_;
   const std::shared_ptr<int> life_ = std::make_shared<int>();  ///< dies with this

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <functional>
 #include <utility>
 
 #include "daemon/base/printable.h"
@@ -24,8 +25,6 @@ constexpr std::size_t kMaxInbounds = 4096, kMaxInboundsOfHost = 256;
 constexpr std::size_t kMaxGuests = 1024;
 /// Ports that a peer may tell of: more are none of ours.
 constexpr int kMaxPorts = 64;
-/// Lines in the log about refused streams, between two ticks.
-constexpr int kMaxRefusalLines = 8;
 
 }  // namespace
 
@@ -248,7 +247,8 @@ void PeerLinks::note_refused(const v1::Hello& hello, const std::string& address)
 void PeerLinks::refuse(const InboundPtr& inbound, const Status& why) {
   const std::string text = inbound->host + ": " + base::one_line(why.text());
   // It dials again and again: one line is enough, and few are enough of a flood.
-  if (text != std::exchange(last_refusal_, text) && refusals_++ < kMaxRefusalLines) {
+  if (text != std::exchange(last_refusal_, text) &&
+      refusal_lines_.admit(std::hash<std::string>()(inbound->host))) {
     spdlog::warn("refused a peer from {}", text);
   }
   inbound->gone = true;

@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <boost/asio/ip/tcp.hpp>
 #include <utility>
 
 #include "daemon/cluster/peer_hello.h"
@@ -14,6 +15,26 @@ namespace {
 /// Hellos of one boot id whose tokens are shown. More than one is rare, and somebody else's; but all streams
 /// that one host may have are not enough to push out the peer's own, and so many tokens fit one message.
 constexpr std::size_t kMaxTokens = 512;
+
+/// Above what a resolver takes to give up one name server that does not answer, and to ask the next.
+constexpr std::chrono::seconds kResolveWithin{30};
+
+/// Every "host:port" behind "name:port". May take as long as the name service wants.
+Result<std::vector<std::string>> addresses_of(const std::string& name) {
+  using Tcp = boost::asio::ip::tcp;
+  const auto colon = name.rfind(':');
+  boost::asio::io_context io;
+  boost::system::error_code error;
+  const auto found = Tcp::resolver(io).resolve(name.substr(0, colon), name.substr(colon + 1), error);
+  if (error) return Status(StatusCode::kUnavailable, error.message());
+  std::vector<std::string> addresses;
+  for (const auto& entry : found) {
+    const auto address = entry.endpoint().address();
+    const std::string host = address.is_v6() ? "[" + address.to_string() + "]" : address.to_string();
+    addresses.push_back(host + ":" + std::to_string(entry.endpoint().port()));
+  }
+  return addresses;
+}
 
 }  // namespace
 
@@ -47,29 +68,23 @@ PeerLinks::TargetPtr PeerLinks::add_target(const std::string& address, bool conf
 }
 
 void PeerLinks::resolve() {
-  const std::string name = config::pinned(options_.dns);
-  const auto colon = name.rfind(':');
-  if (colon == std::string::npos) return;
-  resolver_.async_resolve(
-      name.substr(0, colon), name.substr(colon + 1),
-      [this, alive = std::weak_ptr(life_)](const boost::system::error_code& error, const auto& found) {
-        if (alive.expired()) return;
-        if (error) {
-          spdlog::warn("peers.dns {}: {}; the peers known so far stay", options_.dns, error.message());
-        } else {
-          resolved_.clear();
-          for (const auto& entry : found) {
-            const auto address = entry.endpoint().address();
-            const std::string host = address.is_v6() ? "[" + address.to_string() + "]" : address.to_string();
-            resolved_.insert(host + ":" + std::to_string(entry.endpoint().port()));
-          }
-          update_targets();
-        }
-        dns_timer_.expires_after(options_.dns_refresh);
-        dns_timer_.async_wait([this, alive](const boost::system::error_code& cancelled) {
-          if (!cancelled && !alive.expired()) resolve();
-        });
-      });
+  if (options_.dns.empty()) return;
+  resolver_.run<std::vector<std::string>>(
+      kResolveWithin, [name = config::pinned(options_.dns)] { return addresses_of(name); },
+      [this](const Result<std::vector<std::string>>& found) { on_resolved(found); });
+}
+
+void PeerLinks::on_resolved(const Result<std::vector<std::string>>& found) {
+  if (found.ok()) {
+    resolved_ = {found.value().begin(), found.value().end()};
+    update_targets();
+  } else {
+    spdlog::warn("peers.dns {}: {}; the peers known so far stay", options_.dns, found.status().text());
+  }
+  dns_timer_.expires_after(options_.dns_refresh);
+  dns_timer_.async_wait([this, alive = std::weak_ptr(life_)](const boost::system::error_code& cancelled) {
+    if (!cancelled && !alive.expired()) resolve();
+  });
 }
 
 // ---- dialling

@@ -2,14 +2,11 @@
 
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string_view>
 
 #include "daemon/base/physical_memory.h"
+#include "daemon/base/read_file.h"
 #include "daemon/config/check.h"
 #include "daemon/config/keys.h"
 #include "daemon/config/user_tables.h"
@@ -181,12 +178,8 @@ Result<Config> parse(const std::string& text, const std::string& path) {
 }
 
 Result<Config> load(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) {
-    return Status(StatusCode::kNotFound, path + ": cannot be read: " + std::strerror(errno));
-  }
-  return parse(text, path);
+  const auto text = base::read_file(path);
+  return text.ok() ? parse(text.value(), path) : Result<Config>(text.status());
 }
 
 std::string dump(const Config& config) {

@@ -162,7 +162,8 @@ struct Config {
 };
 
 /// Parses the file. On mistakes: kInvalidArgument whose text holds one line per mistake, all of them, each
-/// "FILE:LINE: key = value: what is wrong and the limit". kNotFound when the file cannot be read.
+/// "FILE:LINE: key = value: what is wrong and the limit"; else the errors of base::read_file(). Looks up the
+/// users and groups that it names, which may take as long as the name service wants.
 Result<Config> load(const std::string& path);
 
 /// The same from text; `path` is only used in messages.

@@ -67,22 +67,22 @@ BasicKey<Target> key(std::string name, Access access, Rule rule, Change change =
 
 void node_and_peer_keys(std::vector<Key>& table) {
   table.push_back(key("node.name", MK_FIELD(node.name), node_name()));
-  table.push_back(key("node.runtime_dir", MK_FIELD(node.runtime_dir), any_text()));
-  table.push_back(key("node.socket", MK_FIELD(node.socket), any_text()));
+  table.push_back(key("node.runtime_dir", MK_FIELD(node.runtime_dir), absolute_path(false)));
+  table.push_back(key("node.socket", MK_FIELD(node.socket), absolute_path(true)));
   table.push_back(key("node.socket_mode", MK_FIELD(node.socket_mode), file_mode()));
   table.push_back(key("node.socket_group", MK_FIELD(node.socket_group), any_text()));
-  table.push_back(key("control.socket", MK_FIELD(control.socket), any_text()));
-  table.push_back(key("peers.listen", MK_FIELD(peers.listen), host_port(false)));
-  table.push_back(key("peers.advertise", MK_FIELD(peers.advertise), host_port(true)));
-  table.push_back(key("peers.list", MK_FIELD(peers.list), host_port_list(), kReloads));
-  table.push_back(key("peers.dns", MK_FIELD(peers.dns), host_port(true)));
+  table.push_back(key("control.socket", MK_FIELD(control.socket), absolute_path(true)));
+  table.push_back(key("peers.listen", MK_FIELD(peers.listen), host_port()));
+  table.push_back(key("peers.advertise", MK_FIELD(peers.advertise), peer_address()));
+  table.push_back(key("peers.list", MK_FIELD(peers.list), peer_address_list(), kReloads));
+  table.push_back(key("peers.dns", MK_FIELD(peers.dns), peer_address()));
   table.push_back(key("peers.dns_refresh_s", MK_FIELD(peers.dns_refresh), integer(1, 86400)));
   table.push_back(key("peers.time_scale", MK_FIELD(peers.time_scale), real(0.001, 1000)));
   table.push_back(key("peers.open", MK_FIELD(peers.open), boolean()));
   table.push_back(key("peers.insecure", MK_FIELD(peers.insecure), boolean()));
-  table.push_back(key("peers.tls.cert", MK_FIELD(peers.tls.cert), any_text()));
-  table.push_back(key("peers.tls.key", MK_FIELD(peers.tls.key), any_text()));
-  table.push_back(key("peers.tls.ca", MK_FIELD(peers.tls.ca), any_text()));
+  table.push_back(key("peers.tls.cert", MK_FIELD(peers.tls.cert), absolute_path(true)));
+  table.push_back(key("peers.tls.key", MK_FIELD(peers.tls.key), absolute_path(true)));
+  table.push_back(key("peers.tls.ca", MK_FIELD(peers.tls.ca), absolute_path(true)));
   table.push_back(key("peers.tls.server_name", MK_FIELD(peers.tls.server_name), any_text()));
 }
 

@@ -31,6 +31,12 @@ bool is_host_port(const std::string& text) {
   return split_host_port(text, host, port);
 }
 
+bool is_peer_address(const std::string& text) {
+  std::string host;
+  std::uint16_t port = 0;
+  return split_host_port(text, host, port) && port != 0;
+}
+
 }  // namespace
 
 bool split_host_port(std::string_view text, std::string& host, std::uint16_t& port) {
@@ -99,6 +105,14 @@ Rule any_text() {
   return {"a text", [](const Value& value) { return std::holds_alternative<std::string>(value); }};
 }
 
+Rule absolute_path(bool optional) {
+  return {"an absolute path (\"/...\"; ~ and variables are not expanded)", [optional](const Value& value) {
+            const auto* found = std::get_if<std::string>(&value);
+            if (found == nullptr || found->find('\0') != std::string::npos) return false;
+            return found->empty() ? optional : found->front() == '/';
+          }};
+}
+
 Rule ip_address() {
   return {"a numeric IPv4 or IPv6 address", [](const Value& value) {
             const auto* text = std::get_if<std::string>(&value);
@@ -139,17 +153,24 @@ Rule file_mode() {
           }};
 }
 
-Rule host_port(bool optional) {
-  return {"\"host:port\"", [optional](const Value& value) {
+Rule host_port() {
+  return {"\"host:port\"", [](const Value& value) {
             const auto* found = std::get_if<std::string>(&value);
-            return found != nullptr && ((optional && found->empty()) || is_host_port(*found));
+            return found != nullptr && is_host_port(*found);
           }};
 }
 
-Rule host_port_list() {
-  return {"a list of \"host:port\"", [](const Value& value) {
+Rule peer_address() {
+  return {"\"host:port\" with a port from 1 to 65535", [](const Value& value) {
+            const auto* found = std::get_if<std::string>(&value);
+            return found != nullptr && (found->empty() || is_peer_address(*found));
+          }};
+}
+
+Rule peer_address_list() {
+  return {"a list of \"host:port\" with ports from 1 to 65535", [](const Value& value) {
             const auto* found = std::get_if<std::vector<std::string>>(&value);
-            return found != nullptr && std::all_of(found->begin(), found->end(), is_host_port);
+            return found != nullptr && std::all_of(found->begin(), found->end(), is_peer_address);
           }};
 }
 

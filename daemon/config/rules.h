@@ -21,6 +21,8 @@ Rule integer(std::int64_t low, std::int64_t high);
 Rule power_of_two(std::int64_t low, std::int64_t high);
 Rule real(double low, double high);
 Rule any_text();
+/// A path that begins with '/' and has no zero byte; empty is allowed when `optional`.
+Rule absolute_path(bool optional);
 /// A numeric IPv4 or IPv6 address, without a port; no name.
 Rule ip_address();
 Rule one_of(std::vector<std::string> words);
@@ -28,9 +30,11 @@ Rule one_of(std::vector<std::string> words);
 Rule node_name();
 /// Permission bits in octal, "0660".
 Rule file_mode();
-/// "host:port", "[v6]:port"; empty is allowed when `optional`.
-Rule host_port(bool optional);
-Rule host_port_list();
+/// "host:port", "[v6]:port", to listen on: port 0 is one that the kernel chooses.
+Rule host_port();
+/// The same of others, to be dialled: the port is not 0. Empty is allowed.
+Rule peer_address();
+Rule peer_address_list();
 Rule cpu_list();
 /// Ports of RDMA devices: "mlx5_0", "mlx5_0:1".
 Rule port_list();

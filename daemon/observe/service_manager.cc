@@ -4,14 +4,14 @@
 
 #include <cstdint>
 #include <ctime>
+#include <utility>
 
 namespace mkernel::observe {
 namespace {
 
-void notify(const std::string& state) {
-  // Nobody to tell is the normal case outside systemd; a failed notification is systemd's to complain about.
-  static_cast<void>(sd_notify(0, state.c_str()));
-}
+/// After it the sender counts as stuck; what is said then is kept until it comes back.
+constexpr std::chrono::seconds kSendWithin{5};
+constexpr std::size_t kMostWaiting = 4096;
 
 std::uint64_t monotonic_microseconds() {
   timespec now{};
@@ -21,7 +21,7 @@ std::uint64_t monotonic_microseconds() {
 
 }  // namespace
 
-ServiceManager::ServiceManager(boost::asio::io_context& io) : timer_(io) {
+ServiceManager::ServiceManager(boost::asio::io_context& io) : sender_(io, "notifying systemd"), timer_(io) {
   std::uint64_t microseconds = 0;
   if (sd_watchdog_enabled(0, &microseconds) > 0) watchdog_ = std::chrono::microseconds(microseconds);
 }
@@ -38,6 +38,22 @@ void ServiceManager::reloading() {
 void ServiceManager::stopping(std::chrono::milliseconds limit) {
   const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(limit).count();
   notify("STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=" + std::to_string(microseconds));
+}
+
+void ServiceManager::notify(const std::string& state) {
+  if (waiting_.size() > kMostWaiting) waiting_.clear();  // systemd is stuck: the newest state is what counts
+  const bool said = ("\n" + waiting_ + "\n").find("\n" + state + "\n") != std::string::npos;
+  if (!said) waiting_ += (waiting_.empty() ? "" : "\n") + state;
+  if (!sender_.busy()) send_waiting();
+}
+
+void ServiceManager::send_waiting() {
+  // Without systemd it does nothing. One that failed is systemd's to complain about.
+  const auto send = [state = std::exchange(waiting_, {})] { return sd_notify(0, state.c_str()); };
+  sender_.run<int>(kSendWithin, send, [this, send](const Result<int>& sent) {
+    if (sent.status().code() == StatusCode::kResourceExhausted) send();  // no thread: here, then
+    if (sent.ok() && !waiting_.empty()) send_waiting();
+  });
 }
 
 void ServiceManager::answer_watchdog() {

@@ -7,9 +7,12 @@
 #include <chrono>
 #include <string>
 
+#include "daemon/base/aside.h"
+
 namespace mkernel::observe {
 
 /// Control thread only: that it still answers the watchdog is the proof that the control thread is alive.
+/// What is said goes out on another thread, because systemd may be stuck.
 class ServiceManager {
  public:
   explicit ServiceManager(boost::asio::io_context& io);
@@ -24,7 +27,11 @@ class ServiceManager {
 
  private:
   void answer_watchdog();
+  void notify(const std::string& state);
+  void send_waiting();
 
+  base::Aside sender_;
+  std::string waiting_;  ///< said while the sender was busy: lines, as sd_notify() takes them
   boost::asio::steady_timer timer_;
   std::chrono::microseconds watchdog_{0};  ///< 0: none
 };

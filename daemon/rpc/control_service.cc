@@ -2,15 +2,9 @@
 
 #include <grpcpp/grpcpp.h>
 #include <pwd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
-#include <cerrno>
-#include <cstring>
 #include <future>
 #include <utility>
 
@@ -20,32 +14,14 @@
 #include "daemon/topology/placement.h"
 #include "mkernel/v1/control.grpc.pb.h"
 #include "proto/abi/version.h"
-#include "proto/ipc/fd.h"
 
 namespace mkernel::rpc {
 namespace {
 
 constexpr std::chrono::seconds kAnswerWithin{5};
-
-/// Owner and group; gRPC makes the socket, and it listens as soon as it is there.
-constexpr mode_t kSocketMode = 0660;
-
-/// What files that the process makes are allowed meanwhile. Of the whole process: for an instant of the
-/// start.
-class NewFileMode {
- public:
-  explicit NewFileMode(mode_t mode) : before_(::umask(0777 & ~mode)) {}
-  ~NewFileMode() { ::umask(before_); }
-  NewFileMode(const NewFileMode&) = delete;
-  NewFileMode& operator=(const NewFileMode&) = delete;
-
- private:
-  const mode_t before_;
-};
-
-Status socket_error(const std::string& path, const std::string& what) {
-  return {StatusCode::kUnavailable, "control socket " + path + ": " + what};
-}
+/// A reading that is under way, and the one that begins after it.
+constexpr std::chrono::seconds kReloadWithin{12};
+constexpr std::chrono::milliseconds kLook{20};
 
 void fill_status(ControlBackend& backend, v1::Status& status) {
   const DaemonSnapshot daemon = backend.daemon();
@@ -63,6 +39,8 @@ void fill_status(ControlBackend& backend, v1::Status& status) {
   status.set_peers_alive(static_cast<std::uint32_t>(alive));
   status.set_healthy(daemon.problems.empty());
   for (const std::string& problem : daemon.problems) status.add_reasons(problem);
+  status.set_log_lines_dropped_total(daemon.log_lines_dropped_total);
+  status.set_log_lines_left_out_total(daemon.log_lines_left_out_total);
   for (const auto& [thread, times] : daemon.slices) {
     status.add_slices()->set_thread(thread);
     fill(times, *status.mutable_slices(status.slices_size() - 1));
@@ -94,34 +72,41 @@ std::string user_name(std::uint32_t uid) {
 
 class ControlService::Impl final : public v1::Control::Service {
  public:
-  Impl(boost::asio::io_context& io, ControlBackend& backend, std::string path)
-      : io_(io), backend_(backend), path_(std::move(path)) {}
+  Impl(boost::asio::io_context& io, ControlBackend& backend) : io_(io), backend_(backend) {}
 
   ~Impl() override {
+    listener_.reset();
     if (server_ == nullptr) return;
     // Requests that wait for the control thread (which may be the one that runs this) are cut short.
     server_->Shutdown(std::chrono::system_clock::now());
-    ::unlink(path_.c_str());
   }
 
-  Status listen() {
+  Status serve(ControlListener::Bound bound) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("unix:" + path_, grpc::InsecureServerCredentials());
+    door_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
     builder.RegisterService(this);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::CQ_TIMEOUT_MSEC, 60000);
-    {
-      const NewFileMode mode(kSocketMode);
-      server_ = builder.BuildAndStart();
-    }
-    if (server_ == nullptr) return {StatusCode::kUnavailable, "cannot listen on control socket " + path_};
-    struct stat made {};
-    if (::lstat(path_.c_str(), &made) != 0) return socket_error(path_, std::strerror(errno));
-    if (!S_ISSOCK(made.st_mode)) return socket_error(path_, "something else has taken its place");
-    if ((made.st_mode & 0777) == kSocketMode) return {};
-    return socket_error(path_, "it has other permissions than 0660");
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return {StatusCode::kUnavailable, "gRPC's server for mkctl did not start"};
+    return listen(std::move(bound));
   }
+
+  Status listen(ControlListener::Bound bound) {
+    auto listener = ControlListener::start(std::move(bound), [this](ipc::UniqueFd client) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+      taken.fd = client.release();
+      door_->HandleNewConnection(&taken);
+    });
+    if (!listener.ok()) return listener.status();
+    listener_ = std::move(listener).value();
+    return {};
+  }
+
+  base::SocketFile file() const { return listener_->file(); }
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest*,
                          v1::StatusReply* reply) override {
@@ -240,15 +225,25 @@ class ControlService::Impl final : public v1::Control::Service {
 
   grpc::Status Reload(grpc::ServerContext* context, const v1::ReloadRequest*,
                       v1::ReloadReply* reply) override {
-    auto failure = std::make_shared<Status>();
-    const grpc::Status asked = answer(context, reply, [failure](ControlBackend& backend, v1::ReloadReply& r) {
-      auto reloaded = backend.reload();
-      *failure = reloaded.status();
-      if (!reloaded.ok()) return;
-      for (const auto& line : reloaded->applied) r.add_applied(line);
-      for (const auto& line : reloaded->needs_restart) r.add_needs_restart(line);
-    });
-    return asked.ok() ? to_grpc(*failure) : asked;
+    auto done = std::make_shared<std::promise<Result<ReloadSnapshot>>>();
+    auto outcome = done->get_future();
+    const auto ask = [done](ControlBackend& backend, auto&) {
+      backend.reload([done](Result<ReloadSnapshot> reloaded) { done->set_value(std::move(reloaded)); });
+    };
+    if (const grpc::Status asked = answer(context, reply, ask); !asked.ok()) return asked;
+    const auto end = std::chrono::steady_clock::now() + kReloadWithin;
+    while (outcome.wait_for(kLook) != std::future_status::ready) {
+      if (context->IsCancelled()) return {grpc::StatusCode::CANCELLED, "the caller went away"};
+      if (std::chrono::steady_clock::now() > end) {
+        return {grpc::StatusCode::DEADLINE_EXCEEDED, "the configuration file was not read in time"};
+      }
+    }
+    const Result<ReloadSnapshot> reloaded = outcome.get();
+    if (!reloaded.ok()) return to_grpc(reloaded.status());
+    for (const auto& line : reloaded.value().applied) reply->add_applied(line);
+    for (const auto& line : reloaded.value().needs_restart) reply->add_needs_restart(line);
+    for (const auto& line : reloaded.value().notes) reply->add_notes(line);
+    return grpc::Status::OK;
   }
 
  private:
@@ -297,7 +292,7 @@ class ControlService::Impl final : public v1::Control::Service {
           promise->set_value(std::move(filled));
         });
     const auto end = std::chrono::steady_clock::now() + kAnswerWithin;
-    while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+    while (result.wait_for(kLook) != std::future_status::ready) {
       if (context->IsCancelled()) return {grpc::StatusCode::CANCELLED, "the caller went away"};
       if (std::chrono::steady_clock::now() > end) {
         return {grpc::StatusCode::DEADLINE_EXCEEDED, "the daemon's control thread did not answer within 5 s"};
@@ -309,46 +304,11 @@ class ControlService::Impl final : public v1::Control::Service {
 
   boost::asio::io_context& io_;
   ControlBackend& backend_;
-  const std::string path_;
   const std::shared_ptr<int> life_ = std::make_shared<int>();  ///< dies with this, on the control thread
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> door_;  ///< into the server
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<ControlListener> listener_;
 };
-
-namespace {
-
-/// OK when nobody answers on the socket; a socket left by a daemon that is gone is removed, and nothing else.
-Status claim_socket(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return {StatusCode::kInvalidArgument, "control socket path of " + std::to_string(path.size()) +
-                                              " bytes: at most " +
-                                              std::to_string(sizeof(address.sun_path) - 1)};
-  }
-  std::memcpy(address.sun_path, path.c_str(), path.size());
-  struct stat there {};
-  if (::lstat(path.c_str(), &there) != 0) {
-    return errno == ENOENT ? Status() : socket_error(path, std::strerror(errno));
-  }
-  if (!S_ISSOCK(there.st_mode)) {
-    return {StatusCode::kAlreadyExists, "control socket " + path + ": the file exists and is not a socket"};
-  }
-  ipc::UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (::connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    ucred holder{};
-    socklen_t size = sizeof(holder);
-    ::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &holder, &size);
-    return {StatusCode::kAlreadyExists,
-            "control socket " + path + " is taken by pid " + std::to_string(holder.pid)};
-  }
-  if (errno != ECONNREFUSED)
-    return socket_error(path, std::string("exists and cannot be probed: ") + std::strerror(errno));
-  if (::unlink(path.c_str()) != 0)
-    return socket_error(path, std::string("cannot be removed: ") + std::strerror(errno));
-  return {};
-}
-
-}  // namespace
 
 ControlService::ControlService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ControlService::~ControlService() = default;
@@ -356,10 +316,19 @@ ControlService::~ControlService() = default;
 Result<std::unique_ptr<ControlService>> ControlService::start(boost::asio::io_context& io,
                                                               ControlBackend& backend,
                                                               const std::string& path) {
-  MK_RETURN_IF_ERROR(claim_socket(path));
-  auto impl = std::make_unique<Impl>(io, backend, path);
-  MK_RETURN_IF_ERROR(impl->listen());
+  auto bound = ControlListener::bind(path);
+  if (!bound.ok()) return bound.status();
+  auto impl = std::make_unique<Impl>(io, backend);
+  MK_RETURN_IF_ERROR(impl->serve(std::move(bound).value()));
   return std::unique_ptr<ControlService>(new ControlService(std::move(impl)));
+}
+
+base::SocketFile ControlService::file() const {
+  return impl_->file();
+}
+
+Status ControlService::listen_again(ControlListener::Bound bound) {
+  return impl_->listen(std::move(bound));
 }
 
 }  // namespace mkernel::rpc

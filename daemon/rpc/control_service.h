@@ -13,6 +13,7 @@
 
 #include "daemon/base/slice_meter.h"
 #include "daemon/cluster/peer_snapshot.h"
+#include "daemon/rpc/control_listener.h"
 #include "daemon/session/inspect.h"
 #include "daemon/topology/machine.h"
 #include "daemon/topology/rdma_device.h"
@@ -41,11 +42,14 @@ struct DaemonSnapshot {
   std::vector<std::string> problems;  ///< why the daemon is not healthy; empty: it is
   /// Of the control thread and of every proxy thread, by the thread's name.
   std::vector<std::pair<std::string, base::SliceTimes>> slices;
+  std::uint64_t log_lines_left_out_total = 0;  ///< because one user, or all of them, caused too many
+  std::uint64_t log_lines_dropped_total = 0;   ///< because the reader was too slow, or gone
 };
 
 struct ReloadSnapshot {
   std::vector<std::string> applied;
   std::vector<std::string> needs_restart;
+  std::vector<std::string> notes;  ///< what else is to be known, such as peers that stay
 };
 
 /// What the service shows and does. Implemented by the app; control thread only, unless it says otherwise.
@@ -68,7 +72,9 @@ class ControlBackend {
   /// thread.
   virtual void set_link(const std::string& peer, const LinkChange& change,
                         std::function<void(Result<transport::LinkShape>)> done) = 0;
-  virtual Result<ReloadSnapshot> reload() = 0;
+  /// Reads the configuration file again; `done` comes on the control thread, perhaps later.
+  using ReloadDone = std::function<void(Result<ReloadSnapshot>)>;
+  virtual void reload(ReloadDone done) = 0;
   /// False where NICs write into place: only what ranks of this node send each other is counted in bytes.
   virtual bool counts_arrived_bytes() const = 0;
 };
@@ -78,11 +84,15 @@ class ControlBackend {
 class ControlService {
  public:
   /// Listens on the Unix socket `path` (a stale one is removed), mode 0660. `io` runs the control thread;
-  /// `backend` must outlive the service. Errors: kAlreadyExists (somebody answers there), kUnavailable
-  /// (cannot listen; says why).
+  /// `backend` must outlive the service. Errors: those of ControlListener.
   static Result<std::unique_ptr<ControlService>> start(boost::asio::io_context& io, ControlBackend& backend,
                                                        const std::string& path);
   ~ControlService();  ///< stops serving, removes the socket
+
+  /// The socket's file.
+  base::SocketFile file() const;
+  /// Listens on this socket instead, after the file has been lost. Requests go on.
+  Status listen_again(ControlListener::Bound bound);
 
  private:
   class Impl;

@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <utility>
 
+#include "daemon/base/aside.h"
 #include "daemon/base/port_holder.h"
 #include "daemon/cluster/local_end.h"
 #include "daemon/cluster/peer_acceptor.h"
@@ -23,6 +24,8 @@ static_assert(transport::kMaxMessageBytes + 1024 <= kMaxMessageBytes, "a transpo
 constexpr std::chrono::milliseconds kFarewell{500};
 /// Of a connection on which nobody says anything: for TLS and HTTP/2 to begin, and without a call.
 constexpr std::chrono::milliseconds kSilence{5000};
+/// For a file or a name of the configuration, at the start.
+constexpr std::chrono::seconds kLookUpWithin{30};
 
 /// "ipv4:10.0.0.7:4711" -> "10.0.0.7", "ipv6:%5Bfd00::7%5D:4711" or "ipv6:[fd00::7]:4711" -> "[fd00::7]".
 std::string host_of(std::string peer) {
@@ -51,6 +54,7 @@ cluster::RemoteEnd remote_end(const std::string& peer, const grpc::AuthContext* 
   return end;
 }
 
+using Endpoints = cluster::PeerAcceptor::Endpoints;
 using ClientBase = grpc::ClientBidiReactor<v1::PeerMessage, v1::PeerMessage>;
 using ServerBase = grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>;
 
@@ -140,12 +144,13 @@ class GrpcStream final : public cluster::PeerStream {
 class GrpcWire final : public cluster::PeerWire, private v1::Peer::CallbackService {
  public:
   GrpcWire(boost::asio::io_context& io, const TlsFiles& tls, Credentials credentials,
-           std::chrono::milliseconds dial_timeout)
+           std::chrono::milliseconds dial_timeout, Result<Endpoints> endpoints)
       : io_(io),
         tls_(tls.enabled()),
         server_name_(tls.server_name),
         dial_timeout_(dial_timeout),
-        credentials_(std::move(credentials)) {}
+        credentials_(std::move(credentials)),
+        endpoints_(std::move(endpoints)) {}
 
   ~GrpcWire() override {
     if (!dialled_gate_->wait_empty(kFarewell)) {
@@ -164,7 +169,8 @@ class GrpcWire final : public cluster::PeerWire, private v1::Peer::CallbackServi
       return Status(StatusCode::kInvalidArgument, address + " is not host:port");
     cluster::AcceptorLimits limits;
     limits.patience = kSilence;
-    auto acceptor = cluster::PeerAcceptor::bind(io_, address, tls_, limits);
+    auto acceptor = endpoints_.ok() ? cluster::PeerAcceptor::bind(io_, endpoints_.value(), tls_, limits)
+                                    : Result<std::unique_ptr<cluster::PeerAcceptor>>(endpoints_.status());
     if (!acceptor.ok()) {
       const std::uint16_t wanted = port_of(address);
       const std::string holder = wanted == 0 ? "" : base::port_holder(wanted);
@@ -239,6 +245,7 @@ class GrpcWire final : public cluster::PeerWire, private v1::Peer::CallbackServi
   const std::string server_name_;
   const std::chrono::milliseconds dial_timeout_;
   const Credentials credentials_;
+  const Result<Endpoints> endpoints_;   ///< to listen at
   std::atomic<std::uint16_t> port_{0};  ///< that is listened on; 0 for calls that come before it is known
   const std::shared_ptr<Gate> dialled_gate_ = std::make_shared<Gate>();
   const std::shared_ptr<Gate> accepted_gate_ = std::make_shared<Gate>();
@@ -252,11 +259,15 @@ class GrpcWire final : public cluster::PeerWire, private v1::Peer::CallbackServi
 }  // namespace
 
 Result<std::unique_ptr<cluster::PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
-                                                          std::chrono::milliseconds dial_timeout) {
-  auto credentials = make_credentials(tls);
+                                                          std::chrono::milliseconds dial_timeout,
+                                                          const std::string& listen) {
+  auto credentials = base::wait_aside_for<Credentials>(kLookUpWithin, "reading the files of peers.tls",
+                                                       [tls] { return make_credentials(tls); });
   if (!credentials.ok()) return credentials.status();
-  return std::unique_ptr<cluster::PeerWire>(
-      std::make_unique<GrpcWire>(io, tls, std::move(credentials).value(), dial_timeout));
+  auto endpoints = base::wait_aside_for<Endpoints>(
+      kLookUpWithin, "looking up " + listen, [listen] { return cluster::PeerAcceptor::look_up(listen); });
+  return std::unique_ptr<cluster::PeerWire>(std::make_unique<GrpcWire>(
+      io, tls, std::move(credentials).value(), dial_timeout, std::move(endpoints)));
 }
 
 }  // namespace mkernel::rpc

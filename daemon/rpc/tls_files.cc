@@ -3,30 +3,36 @@
 #include <grpc/grpc_security_constants.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
+#include <openssl/bio.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <utility>
+
+#include "daemon/base/read_file.h"
 
 namespace mkernel::rpc {
 namespace {
 
-using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+using Memory = std::unique_ptr<BIO, int (*)(BIO*)>;
 using Certificate = std::unique_ptr<X509, void (*)(X509*)>;
 using Key = std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY*)>;
 
-Result<File> open(const std::string& path) {
-  File file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (file != nullptr) return file;
-  return Status(StatusCode::kNotFound, "cannot read TLS file " + path + ": " + std::strerror(errno));
+/// gRPC reads the files by itself; this is what it would find, with an error that names the file.
+Result<std::string> read(const std::string& path) {
+  auto text = base::read_file(path);
+  return text.ok() ? std::move(text) : Result<std::string>(text.status().with_context("TLS file"));
+}
+
+Memory memory_of(const std::string& text) {
+  return {BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &BIO_free};
 }
 
 Result<Certificate> read_certificate(const std::string& path) {
-  auto file = open(path);
-  if (!file.ok()) return file.status();
-  Certificate certificate(PEM_read_X509(file.value().get(), nullptr, nullptr, nullptr), &X509_free);
+  const auto text = read(path);
+  if (!text.ok()) return text.status();
+  Certificate certificate(PEM_read_bio_X509(memory_of(text.value()).get(), nullptr, nullptr, nullptr),
+                          &X509_free);
   if (certificate != nullptr) return certificate;
   return Status(StatusCode::kInvalidArgument, "TLS file " + path + " holds no PEM certificate");
 }
@@ -36,11 +42,12 @@ Status check(const TlsFiles& files) {
   const auto certificate = read_certificate(files.cert);
   if (!certificate.ok()) return certificate.status();
   MK_RETURN_IF_ERROR(read_certificate(files.ca).status());
-  auto file = open(files.key);
-  if (!file.ok()) return file.status();
+  const auto text = read(files.key);
+  if (!text.ok()) return text.status();
   // Without a question for a passphrase: a daemon has nobody to ask.
   const auto no_passphrase = [](char*, int, int, void*) { return 0; };
-  const Key key(PEM_read_PrivateKey(file.value().get(), nullptr, no_passphrase, nullptr), &EVP_PKEY_free);
+  const Key key(PEM_read_bio_PrivateKey(memory_of(text.value()).get(), nullptr, no_passphrase, nullptr),
+                &EVP_PKEY_free);
   if (key == nullptr) {
     return {StatusCode::kInvalidArgument, "TLS file " + files.key + " holds no PEM key without a passphrase"};
   }

@@ -29,9 +29,9 @@ struct Credentials {
 
 /// Plain text, or TLS with certificates on both sides. Files that change are read again within `refresh`, for
 /// the connections that are made from then on; a thread of gRPC's looks at them as long as the credentials
-/// live. While what has changed cannot be used, what was read before stays in force. Errors: kNotFound naming
-/// a file that cannot be read, kInvalidArgument naming one that is no certificate or key, or a key of another
-/// certificate.
+/// live. While what has changed cannot be used, what was read before stays in force. Errors: those of
+/// base::read_file(), and kInvalidArgument naming a file that is no certificate or key, or a key of another
+/// certificate. Takes as long as the server of the files wants.
 Result<Credentials> make_credentials(const TlsFiles& files);
 
 /// The common name and the alternative names of the certificate that the other side showed; none without one.

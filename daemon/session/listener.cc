@@ -117,7 +117,7 @@ std::vector<std::uint32_t> supplementary_groups(int socket) {
 
 void Listener::close() {
   if (!fd_.valid()) return;
-  ::unlink(path_.c_str());
+  file_.remove();
   fd_.reset();
 }
 
@@ -133,7 +133,7 @@ Result<Listener> open_listener(const ListenerOptions& options) {
   if (::bind(socket.get(), generic(*address), sizeof(*address)) != 0) {
     return system_error("session socket " + options.path);
   }
-  Listener listener(std::move(socket), options.path);
+  Listener listener(std::move(socket), base::SocketFile(options.path));
   MK_RETURN_IF_ERROR(give_to_group(options.path, options.group));
   if (::chmod(options.path.c_str(), options.mode) != 0) return system_error("mode of " + options.path);
   if (::listen(listener.fd(), SOMAXCONN) != 0) return system_error("listen on " + options.path);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/socket_file.h"
 #include "proto/abi/status.h"
 #include "proto/ipc/fd.h"
 
@@ -25,26 +26,28 @@ struct PeerIdentity {
   ipc::UniqueFd pidfd;              ///< readable when the process ends; invalid where the kernel offers none
 };
 
-/// The fd and file of a listening socket; the file is removed with it.
+/// The fd and file of a listening socket; the file is removed with it, unless it is another one's by then.
 class Listener {
  public:
   Listener() = default;
-  Listener(ipc::UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  Listener(ipc::UniqueFd fd, base::SocketFile file) : fd_(std::move(fd)), file_(std::move(file)) {}
   Listener(Listener&&) = default;
   Listener& operator=(Listener&&) = default;
   ~Listener() { close(); }
 
   int fd() const { return fd_.get(); }
+  const base::SocketFile& file() const { return file_; }
   void close();
 
  private:
   ipc::UniqueFd fd_;
-  std::string path_;
+  base::SocketFile file_;
 };
 
-/// Binds and listens, non-blocking. A socket file that nobody answers on is a leftover and is removed.
-/// Errors: kAlreadyExists when someone answers (the text says which process) or when the file is no socket;
-/// kNotFound for an unknown group; kPermissionDenied and the like with the system's reason.
+/// Binds and listens, non-blocking. Any thread; may take as long as the name service wants, which knows the
+/// group. A socket file that nobody answers on is a leftover and is removed. Errors: kAlreadyExists when
+/// someone answers (the text says which process) or when the file is no socket; kNotFound for an unknown
+/// group; kPermissionDenied and the like with the system's reason.
 Result<Listener> open_listener(const ListenerOptions& options);
 
 /// Accepts one connection, non-blocking. Errors: kNotFound when none waits, kResourceExhausted when this

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/base/fair_worker.h"
+#include "daemon/base/line_limit.h"
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
 #include "daemon/memory/open_region.h"
@@ -35,6 +36,10 @@ struct Services {
   /// Opens regions, and frees them: both take time with their size. The first may end before the second.
   std::unique_ptr<base::FairWorker> opener = std::make_unique<base::FairWorker>("mk-regions");
   std::shared_ptr<base::FairWorker> reaper = std::make_shared<base::FairWorker>("mk-reaper");
+  /// Lines of the log that clients cause, by uid: each line at a level that is written by default asks here.
+  /// Far below what journald takes of a service (10,000 in 30 s).
+  std::unique_ptr<base::LineLimit> lines =
+      std::make_unique<base::LineLimit>(base::LineLimit::Rates{.each = 20, .all = 100});
   GroupCoordinator* coordinator = nullptr;
   std::uint64_t last_region_id = 0;
   unsigned gpu_major = memory::kNvidiaMajor;

@@ -139,8 +139,10 @@ void Session::end(const Status& why) {
   if (ending_) return;
   ending_ = true;
   const bool expected = why.code() == StatusCode::kCancelled;
-  spdlog::log(expected ? spdlog::level::info : spdlog::level::warn, "session {} ends: {}", id_,
-              why.to_string());
+  if (services_.lines->admit(uid())) {
+    spdlog::log(expected ? spdlog::level::info : spdlog::level::warn, "session {} ends: {}", id_,
+                why.to_string());
+  }
   hello_timer_.cancel();
   pace_timer_.cancel();
   std::chrono::milliseconds drain(0);

@@ -165,7 +165,9 @@ void Session::on(const abi::Hello& hello, ipc::Packet&) {
   rails_ = services_.rails_near(hello.pci_address);
   for (dataplane::Proxy* proxy : services_.proxies) proxy->attach_session(port_);
 
-  spdlog::info("session {}: {}, user {}, weight {}", id_, describe(), uid(), port_->weight);
+  if (services_.lines->admit(uid())) {
+    spdlog::info("session {}: {}, user {}, weight {}", id_, describe(), uid(), port_->weight);
+  }
 
   abi::HelloReply answer{};
   answer.header = ipc::header_of<abi::HelloReply>(MessageType::kHelloReply, hello.header.sequence);
@@ -276,8 +278,10 @@ void Session::joined(std::uint32_t handle, std::uint32_t sequence, const Status&
       if (const auto self = weak.lock()) self->forget_group(handle);
     });
   }
-  spdlog::info("session {}: group \"{}\" is ready, rank {} of {}", id_, group->request().name,
-               group->request().rank, group->request().world_size);
+  if (services_.lines->admit(uid())) {
+    spdlog::info("session {}: group \"{}\" is ready, rank {} of {}", id_, group->request().name,
+                 group->request().rank, group->request().world_size);
+  }
   abi::JoinGroupReply answer{};
   answer.header = ipc::header_of<abi::JoinGroupReply>(MessageType::kJoinGroupReply, sequence);
   answer.group = handle;

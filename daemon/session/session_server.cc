@@ -8,6 +8,8 @@
 #include <boost/system/system_error.hpp>
 #include <utility>
 
+#include "daemon/base/aside.h"
+
 namespace mkernel::session {
 namespace {
 
@@ -15,6 +17,10 @@ constexpr std::chrono::milliseconds kAcceptPause{100};  ///< when no fd is left
 constexpr std::chrono::milliseconds kDrainLook{5};  ///< between looks at the sessions' operations in flight
 /// Connections above limits.max_sessions that may wait for the answer to their hello.
 constexpr std::size_t kWaitingRoom = 64;
+/// For the session socket, and the name service that knows its group.
+constexpr std::chrono::seconds kOpenWithin{30};
+/// Users that one look names of those whose lines were left out.
+constexpr std::size_t kNamedUsers = 8;
 
 }  // namespace
 
@@ -51,7 +57,9 @@ SessionServer::~SessionServer() {
 
 Status SessionServer::start(GroupCoordinator& coordinator) {
   services_.coordinator = &coordinator;
-  auto listener = open_listener(listener_options_);
+  auto listener =
+      base::wait_aside_for<Listener>(kOpenWithin, "opening " + listener_options_.path,
+                                     [options = listener_options_] { return open_listener(options); });
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
   acceptor_.assign(ipc::UniqueFd(::dup(listener_.fd())).release());
@@ -63,10 +71,26 @@ Status SessionServer::start(GroupCoordinator& coordinator) {
 // ---- clients come
 
 void SessionServer::wait_for_clients() {
+  if (std::exchange(waits_for_clients_, true)) return;
   acceptor_.async_wait(boost::asio::posix::descriptor_base::wait_read,
                        [this, alive = std::weak_ptr(self_)](const boost::system::error_code& error) {
-                         if (!error && !alive.expired()) take_clients();
+                         if (alive.expired()) return;
+                         waits_for_clients_ = false;
+                         if (!error) return take_clients();
+                         if (acceptor_.is_open()) wait_for_clients();  // of listen_again()
                        });
+}
+
+void SessionServer::listen_again(Listener listener) {
+  if (!acceptor_.is_open()) return;
+  // Who has connected while the file was there is let in.
+  for (auto client = accept_client(listener_.fd()); client.ok(); client = accept_client(listener_.fd())) {
+    accept(std::move(client).value());
+  }
+  listener_ = std::move(listener);
+  acceptor_.close();
+  acceptor_.assign(ipc::UniqueFd(::dup(listener_.fd())).release());
+  wait_for_clients();
 }
 
 // Some at a time: whoever floods the socket must not keep the others waiting.
@@ -80,7 +104,7 @@ void SessionServer::take_clients() {
       continue;
     }
     if (client.status().code() == StatusCode::kNotFound) return wait_for_clients();
-    spdlog::error("{}", client.status().text());
+    if (services_.lines->admit(Services::kNobody)) spdlog::error("{}", client.status().text());
     timer_.expires_after(kAcceptPause);
     return timer_.async_wait([this, alive](const boost::system::error_code& stopped) {
       if (!stopped && !alive.expired()) wait_for_clients();
@@ -99,11 +123,14 @@ void SessionServer::accept(ipc::UniqueFd client) {
       full ? Status(StatusCode::kResourceExhausted, "node " + services_.node_name + " has " +
                                                         std::to_string(sessions_.size()) + " connections")
            : identity.status();
-  if (!refusal.ok()) return turn_away(client.get(), refusal);
+  if (!refusal.ok()) {
+    return turn_away(client.get(), identity.ok() ? identity->uid : Services::kNobody, refusal);
+  }
   Account account = services_.accounts.open(identity->uid, identity->gids);
   auto charge = admit(account);
-  if (!charge.ok()) return turn_away(client.get(), charge.status());
+  if (!charge.ok()) return turn_away(client.get(), identity->uid, charge.status());
   const dataplane::SessionId id = ++last_session_id_;
+  const std::uint32_t uid = identity->uid;
   try {
     auto session = std::make_shared<Session>(services_, id, std::move(client), std::move(identity).value(),
                                              std::move(account), std::move(charge).value());
@@ -112,7 +139,7 @@ void SessionServer::accept(ipc::UniqueFd client) {
   } catch (const boost::system::system_error& error) {
     // The reactor takes no more descriptors; the client sees its socket closed.
     sessions_.erase(id);
-    spdlog::error("session {} could not start: {}", id, error.what());
+    if (services_.lines->admit(uid)) spdlog::error("session {} could not start: {}", id, error.what());
   }
 }
 
@@ -129,8 +156,8 @@ Result<Charge> SessionServer::admit(const Account& account) {
   return charge.status().with_context("a connection of " + who);
 }
 
-void SessionServer::turn_away(int client, const Status& why) {
-  spdlog::warn("a client was turned away: {}", why.text());
+void SessionServer::turn_away(int client, std::uint64_t user, const Status& why) {
+  if (services_.lines->admit(user)) spdlog::warn("a client was turned away: {}", why.text());
   Session::say_farewell(client, why, services_);
 }
 
@@ -222,8 +249,10 @@ void SessionServer::group_failed(const dataplane::GroupKey& key, std::int32_t cu
                                  const std::string& node, const Status& why) {
   const auto group = find(key);
   if (group == nullptr) return;
-  spdlog::warn("group \"{}\" (rank {}, session {}) failed: {}", group->request().name, group->request().rank,
-               key.session, why.to_string());
+  if (services_.lines->admit(find(key.session)->uid())) {
+    spdlog::warn("group \"{}\" (rank {}, session {}) failed: {}", group->request().name,
+                 group->request().rank, key.session, why.to_string());
+  }
   group->fail(culprit, node, why);
 }
 
@@ -234,6 +263,20 @@ bool SessionServer::uses_peer(transport::PeerId peer) const {
     }
   }
   return false;
+}
+
+void SessionServer::log_left_out() {
+  std::size_t users = 0;
+  std::uint64_t of_others = 0;
+  for (const base::LineLimit::LeftOut& missing : services_.lines->take_left_out()) {
+    if (users++ < kNamedUsers && missing.source != Services::kNobody) {
+      spdlog::warn("user {}: {} more lines about the sessions of this user were left out", missing.source,
+                   missing.lines);
+    } else {
+      of_others += missing.lines;
+    }
+  }
+  if (of_others != 0) spdlog::warn("{} more lines about sessions of other users were left out", of_others);
 }
 
 // ---- mkctl

@@ -56,6 +56,14 @@ class SessionServer final : public GroupEvents, public Inspector {
   /// For what is asked from now on.
   void set_limits(const config::Limits& limits, const config::Users& users);
   std::size_t session_count() const { return sessions_.size(); }
+  /// The session socket's file, and how a lost one is made again.
+  const base::SocketFile& socket_file() const { return listener_.file(); }
+  const ListenerOptions& listener_options() const { return listener_options_; }
+  /// Takes clients from this socket instead, after the file has been lost. Sessions go on.
+  void listen_again(Listener listener);
+  /// Says whose lines of the log were left out since the last call, and how many. To be called now and then.
+  void log_left_out();
+  std::uint64_t left_out_lines_total() const { return services_.lines->left_out_total(); }
 
   /// True while some session's group still has channels to the peer: the transports must keep it until then.
   bool uses_peer(transport::PeerId peer) const;
@@ -92,7 +100,7 @@ class SessionServer final : public GroupEvents, public Inspector {
   void accept(ipc::UniqueFd client);
   /// The charge for a connection, or why this user may not have one.
   Result<Charge> admit(const Account& account);
-  void turn_away(int client, const Status& why);
+  void turn_away(int client, std::uint64_t user, const Status& why);
   void drain();
   void reap(dataplane::SessionId session);
   std::size_t introduced_count() const;
@@ -112,6 +120,7 @@ class SessionServer final : public GroupEvents, public Inspector {
   const bool measure_budget_;
   Listener listener_;
   boost::asio::posix::stream_descriptor acceptor_;  ///< a second fd of the listener's socket
+  bool waits_for_clients_ = false;
   boost::asio::steady_timer timer_;
   dataplane::SessionId last_session_id_ = 0;
   std::map<dataplane::SessionId, std::shared_ptr<Session>> sessions_;

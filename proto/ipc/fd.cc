@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,11 +20,30 @@ constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 constexpr int kPopulateWrite = 23;  // Linux 5.14
 #endif
 
+/// The first number above those of standard input, output and error.
+constexpr int kFirstFd = STDERR_FILENO + 1;
+
 Status system_error(StatusCode code, const std::string& what) {
   return {code, what + ": " + std::strerror(errno)};
 }
 
+/// ftruncate() that never raises SIGXFSZ, whose default is the death of the process, which may be a user's.
+bool set_size(int fd, std::uint64_t bytes) {
+  rlimit most{};
+  if (::getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return false;
+  }
+  return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0;
+}
+
 }  // namespace
+
+UniqueFd above_standard(UniqueFd fd) {
+  if (!fd.valid() || fd.get() >= kFirstFd) return fd;
+  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, kFirstFd));
+  return copy.valid() ? std::move(copy) : std::move(fd);
+}
 
 void UniqueFd::reset(int fd) {
   if (fd_ >= 0) ::close(fd_);
@@ -31,7 +51,7 @@ void UniqueFd::reset(int fd) {
 }
 
 Result<UniqueFd> UniqueFd::duplicate() const {
-  UniqueFd copy(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+  UniqueFd copy(::fcntl(fd_, F_DUPFD_CLOEXEC, kFirstFd));
   if (!copy.valid()) return system_error(StatusCode::kResourceExhausted, "dup of fd " + std::to_string(fd_));
   return copy;
 }
@@ -72,11 +92,13 @@ Status Mapping::populate() const {
 }
 
 Result<UniqueFd> create_shared_memory(const std::string& label, std::uint64_t bytes) {
-  UniqueFd fd(::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd = above_standard(UniqueFd(::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!fd.valid()) return system_error(StatusCode::kResourceExhausted, "memfd_create(" + label + ")");
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    return system_error(StatusCode::kResourceExhausted,
-                        "memfd " + label + " of " + std::to_string(bytes) + " bytes");
+  if (!set_size(fd.get(), bytes)) {
+    const bool above_limit = errno == EFBIG;
+    const Status failed = system_error(StatusCode::kResourceExhausted,
+                                       "memfd " + label + " of " + std::to_string(bytes) + " bytes");
+    return above_limit ? Status(failed.code(), failed.text() + " (RLIMIT_FSIZE, `ulimit -f`)") : failed;
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return system_error(StatusCode::kInternal, "sealing memfd " + label);
@@ -107,7 +129,7 @@ Status check_shared_memory(int fd, std::uint64_t offset, std::uint64_t bytes) {
 }
 
 Result<UniqueFd> create_event() {
-  UniqueFd fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  UniqueFd fd = above_standard(UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)));
   if (!fd.valid()) return system_error(StatusCode::kResourceExhausted, "eventfd");
   return fd;
 }

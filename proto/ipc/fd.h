@@ -34,6 +34,10 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+/// The same open file under a number above 2, if there is one free: a program that has closed its standard
+/// output or error would print into a file with such a number.
+UniqueFd above_standard(UniqueFd fd);
+
 /// A shared, read-write mapping of part of a file. Move only; unmaps on destruction.
 class Mapping {
  public:

@@ -61,7 +61,7 @@ Status receive_packet(int socket, Packet& packet) {
     for (std::size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(head) + i * sizeof(int), sizeof(int));
-      packet.fds.emplace_back(fd);
+      packet.fds.push_back(above_standard(UniqueFd(fd)));
     }
   }
   packet.bytes = static_cast<std::size_t>(got);

@@ -2,6 +2,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cctype>
+#include <cstdio>
+#include <string_view>
+
 #include "mkernel/v1/control.grpc.pb.h"
 #include "tools/mkctl/control_socket.h"
 #include "tools/mkctl/table.h"
@@ -9,10 +13,28 @@
 namespace mkernel::mkctl {
 namespace {
 
-/// Of one request, once the daemon has been reached: above the 5 s in which it says itself that it is stuck.
-constexpr std::chrono::seconds kAnswerWithin{10};
+/// Of one request, once the daemon has been reached: above the 5 s (17 s of a reload) in which it says itself
+/// that it is stuck.
+constexpr std::chrono::seconds kAnswerWithin{20};
 /// Of a list, which may have millions of rows and comes in parts; each of them has the 5 s.
 constexpr std::chrono::seconds kListWithin{120};
+
+/// gRPC takes a URI, in which '%', '?', '#' and spaces of a path mean something else.
+std::string uri_of(const std::string& path) {
+  constexpr std::string_view kPlain = "/-._~";
+  std::string uri = path.starts_with('/') ? "unix://" : "unix:";
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80 && (std::isalnum(byte) != 0 || kPlain.find(c) != std::string_view::npos)) {
+      uri += c;
+    } else {
+      char escaped[4];
+      std::snprintf(escaped, sizeof(escaped), "%%%02X", static_cast<unsigned>(byte));
+      uri += escaped;
+    }
+  }
+  return uri;
+}
 
 }  // namespace
 
@@ -63,7 +85,7 @@ struct Connection::Wire {
     if (const std::string why = why_unreachable(socket); !why.empty())
       return {StatusCode::kUnavailable, "no daemon reachable at " + socket + ": " + why};
     if (channel == nullptr) {  // not before: gRPC has words of its own for a path that is no socket's
-      channel = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
+      channel = grpc::CreateChannel(uri_of(socket), grpc::InsecureChannelCredentials());
       stub = v1::Control::NewStub(channel);
     }
     if (channel->WaitForConnected(std::chrono::system_clock::now() + patience)) return {};

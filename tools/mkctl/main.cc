@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "proto/base/process.h"
 #include "proto/base/standard_output.h"
 #include "tools/mkctl/brief.h"
 #include "tools/mkctl/connection.h"
@@ -239,6 +240,9 @@ int main_of(int argc, char** argv) {
 }  // namespace
 }  // namespace mkernel::mkctl
 
+MK_OPEN_STANDARD_FDS_FIRST();
+
 int main(int argc, char** argv) {
+  mkernel::base::ignore_file_size_signal();
   return mkernel::finish_output("mkctl", mkernel::mkctl::main_of(argc, argv));
 }

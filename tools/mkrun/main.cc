@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mkernel/client.h"
+#include "proto/base/process.h"
 #include "proto/base/standard_output.h"
 #include "tools/mkrun/group_secret.h"
 #include "tools/mkrun/job.h"
@@ -298,6 +299,9 @@ int main_of(int argc, char** argv) {
 }  // namespace
 }  // namespace mkernel::mkrun
 
+MK_OPEN_STANDARD_FDS_FIRST();
+
 int main(int argc, char** argv) {
+  mkernel::base::ignore_file_size_signal();
   return mkernel::finish_output("mkrun", mkernel::mkrun::main_of(argc, argv));
 }

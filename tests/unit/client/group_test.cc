@@ -57,6 +57,9 @@ TEST_CASE("group options out of range are refused by name, value and limit") {
   };
   refused([](GroupOptions& o) { o.name = ""; }, "group name ''");
   refused([](GroupOptions& o) { o.name = std::string(64, 'g'); }, "1 to 63");
+  // The name itself is not shown: a terminal would take it for a command.
+  refused([](GroupOptions& o) { o.name = "tp\x1b[2J"; },
+          "group name holds byte 27 at position 2, allowed is printable ASCII");
   refused([](GroupOptions& o) { o.world_size = 0; }, "world_size = 0 is not 1..1024");
   refused([](GroupOptions& o) { o.rank = 2; }, "rank = 2 is not 0..1");
   refused([](GroupOptions& o) { o.lanes = 65; }, "lanes = 65 is not 1..64");

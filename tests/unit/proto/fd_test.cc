@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <limits>
@@ -86,6 +87,45 @@ TEST_CASE("only a sealed memfd that holds the whole region is accepted") {
   const UniqueFd device(::open("/dev/null", O_RDWR | O_CLOEXEC));
   CHECK(check_shared_memory(device.get(), 0, page()).text().find("not a memfd") != std::string::npos);
   CHECK_FALSE(check_shared_memory(-1, 0, page()).ok());
+}
+
+/// Closes standard input while it lives.
+struct NoStandardInput {
+  NoStandardInput() : saved(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3)) { ::close(STDIN_FILENO); }
+  ~NoStandardInput() {
+    if (saved >= 0) ::dup2(saved, STDIN_FILENO);
+    if (saved >= 0) ::close(saved);
+  }
+  const int saved;
+};
+
+TEST_CASE("a program that has closed a standard fd does not get one of ours in its place") {
+  const NoStandardInput closed;
+  REQUIRE_FALSE(is_open(STDIN_FILENO));
+  const auto event = create_event();
+  REQUIRE(event.ok());
+  CHECK(event->get() > STDERR_FILENO);
+  const auto memory = create_shared_memory("test", page());
+  REQUIRE(memory.ok());
+  CHECK(memory->get() > STDERR_FILENO);
+  const auto copy = memory->duplicate();
+  REQUIRE(copy.ok());
+  CHECK(copy->get() > STDERR_FILENO);
+}
+
+TEST_CASE("memory above RLIMIT_FSIZE is refused, and the process is not ended by a signal") {
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit small = before;
+  small.rlim_cur = page();
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const auto fits = create_shared_memory("test", page());
+  const auto refused = create_shared_memory("test", 2 * page());
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(fits.ok());
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.status().text().find("File too large") != std::string::npos);
+  CHECK(refused.status().text().find("RLIMIT_FSIZE") != std::string::npos);
 }
 
 TEST_CASE("a mapping that cannot be is an error with a reason") {

@@ -57,7 +57,7 @@ struct Node : PeerEvents {
     options.endpoints = {name + ":1", name + ":2"};
   }
   Status start() {
-    auto wire = rpc::make_grpc_wire(io, tls, options.patience());
+    auto wire = rpc::make_grpc_wire(io, tls, options.patience(), options.listen);
     if (!wire.ok()) return wire.status();
     options.certified = tls.enabled();
     auto started = PeerLinks::start(io, options, *this, std::move(wire).value());
@@ -108,7 +108,7 @@ struct Node : PeerEvents {
 struct Script {
   Script(boost::asio::io_context& io, const std::string& name, std::uint64_t boot)
       : node(name), boot_id(boot) {
-    auto made = rpc::make_grpc_wire(io, {}, milliseconds(5000));
+    auto made = rpc::make_grpc_wire(io, {}, milliseconds(5000), "127.0.0.1:0");
     REQUIRE(made.ok());
     wire = std::move(made).value();
     auto listening = wire->listen("127.0.0.1:0", [this](std::shared_ptr<PeerStream> stream) {

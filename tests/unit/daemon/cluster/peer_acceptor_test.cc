@@ -19,7 +19,7 @@ constexpr const char* kOther = "127.0.0.2";
 /// An acceptor, and what it has handed on.
 struct Door {
   explicit Door(AcceptorLimits limits, bool tls = false) {
-    auto bound = PeerAcceptor::bind(io, "127.0.0.1:0", tls, limits);
+    auto bound = PeerAcceptor::bind(io, PeerAcceptor::look_up("127.0.0.1:0").value(), tls, limits);
     REQUIRE(bound.ok());
     acceptor = std::move(bound).value();
     acceptor->start([this](ipc::UniqueFd connection) { inside.push_back(std::move(connection)); });

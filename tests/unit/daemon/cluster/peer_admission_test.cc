@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tests/unit/daemon/cluster/link_nodes.h"
 
@@ -39,7 +40,7 @@ TEST_CASE("a node without peers does not listen; a reload opens and closes its p
   REQUIRE(b.links->set_static_peers({a.links->address()}).ok());
   REQUIRE(run_until(io, [&] { return linked({&a, &b}); }));
 
-  // A reload that leaves nobody closes the port, and no link that is up; the next one opens it again.
+  // A reload that leaves nobody closes the port and lets the peer go; the next one opens it again.
   const std::string port = a.links->address();
   REQUIRE(a.links->set_static_peers({}).ok());
   CHECK(a.links->address().empty());
@@ -48,9 +49,15 @@ TEST_CASE("a node without peers does not listen; a reload opens and closes its p
   REQUIRE(run_until(io, [&] { return late.closed.has_value(); }));
   CHECK(late.closed->code() == StatusCode::kUnavailable);
   CHECK(late.answers.empty());
-  CHECK(linked({&a, &b}));
+  REQUIRE(run_until(io, [&] { return a.down.size() == 1; }));
+  CHECK(contains(a.down[0], "node b "));
+  CHECK(contains(a.down[0], "is no longer in peers.list of node a"));
+  REQUIRE(run_until(io, [&] { return b.down.size() == 1; }));
+  CHECK(run_until(io, [&] { return a.links->peers().empty(); }));
   REQUIRE(a.links->set_static_peers({b.links->address()}).ok());
   REQUIRE_FALSE(a.links->address().empty());
+  REQUIRE(b.links->set_static_peers({a.links->address()}).ok());
+  REQUIRE(run_until(io, [&] { return linked({&a, &b}); }));
   Script stranger(io, "stranger", 3);
   CHECK(refusal(io, stranger, a).code() == StatusCode::kPermissionDenied);
 }
@@ -201,7 +208,7 @@ TEST_CASE(
   CHECK(a.down.empty());
 }
 
-TEST_CASE("who is taken out of the list stays as long as it lives, and does not come back") {
+TEST_CASE("who is taken out of the list is let go by that name, and does not come back") {
   boost::asio::io_context io;
   ClosedNode a(io, "a", 1);
   Script b(io, "b", 2);
@@ -209,11 +216,26 @@ TEST_CASE("who is taken out of the list stays as long as it lives, and does not 
   REQUIRE(a.start().ok());
   link(io, b, a);
   REQUIRE(a.links->set_static_peers({"127.0.0.1:1"}).ok());
-  b.say(1);
-  REQUIRE(run_until(io, [&] { return a.rounds["b"].size() == 1; }));
-  a.links->drop(a.id_of("b"), {StatusCode::kUnavailable, "all rails are lost"});
+  CHECK(a.down.empty());  // never from inside the call
+  REQUIRE(run_until(io, [&] { return a.down.size() == 1; }));
+  CHECK(contains(a.down[0], "is no longer in peers.list of node a"));
   CHECK(run_until(io, [&] { return a.links->peers().size() == 1; }));
   CHECK(a.links->peers()[0].address == "127.0.0.1:1");
+}
+
+TEST_CASE("where everybody is let in, who is taken out of the list stays, and is named as not listed") {
+  boost::asio::io_context io;
+  Node a(io, "a", 1);
+  Script b(io, "b", 2);
+  a.options.peers = {b.address};
+  REQUIRE(a.start().ok());
+  link(io, b, a);
+  CHECK(a.links->unlisted().empty());
+  REQUIRE(a.links->set_static_peers({"127.0.0.1:1"}).ok());
+  CHECK(a.links->unlisted() == std::set<std::string>{"node b at " + b.address});
+  b.say(1);
+  REQUIRE(run_until(io, [&] { return a.rounds["b"].size() == 1; }));
+  CHECK(a.down.empty());
 }
 
 TEST_CASE("names and addresses of a hello are printable, and of a length that a host can have") {

@@ -112,7 +112,7 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
       {"[transport.tcp]\nbind = \"10.0.0.1\"",
        "node.toml:2: transport.tcp.bind = \"10.0.0.1\": puts would leave loopback in clear text"},
       {"[transport.tcp]\nbind = \"0.0.0.0\"\n[peers]\ninsecure = true", "set transport.tcp.insecure = true"},
-      {"[transport.tcp]\nbind = \"::\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"",
+      {"[transport.tcp]\nbind = \"::\"\n[peers.tls]\ncert = \"/c\"\nkey = \"/k\"\nca = \"/a\"",
        "set transport.tcp.insecure = true"},
       {"[transport.tcp]\nbind = \"127.evil.example\"",
        "node.toml:2: transport.tcp.bind = \"127.evil.example\": must be a numeric IPv4 or IPv6 address"},
@@ -122,6 +122,20 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
        "node.toml:2: peers.list = \"10.0.0.2:7600\": plain text outside"},
       {"[peers]\nlist = [\"nohost\"]",
        "node.toml:2: peers.list = [\"nohost\"]: must be a list of \"host:port\""},
+      {"[peers]\nlist = [\"127.0.0.1:0\"]",
+       "node.toml:2: peers.list = [\"127.0.0.1:0\"]: must be a list of \"host:port\" with ports from 1"},
+      {"[peers]\nadvertise = \"127.0.0.1:0\"", "node.toml:2: peers.advertise = \"127.0.0.1:0\": must be"},
+      {"[peers]\ndns = \"localhost:0\"", "node.toml:2: peers.dns = \"localhost:0\": must be"},
+      {"[node]\nruntime_dir = \"~/mk\"",
+       "node.toml:2: node.runtime_dir = \"~/mk\": must be an absolute path"},
+      {"[node]\nruntime_dir = \"\"", "node.toml:2: node.runtime_dir = \"\": must be an absolute path"},
+      {"[node]\nsocket = \"mk.sock\"", "node.toml:2: node.socket = \"mk.sock\": must be an absolute path"},
+      {"[control]\nsocket = \"./c.sock\"",
+       "node.toml:2: control.socket = \"./c.sock\": must be an absolute path"},
+      {"[peers.tls]\ncert = \"$HOME/c\"",
+       "node.toml:2: peers.tls.cert = \"$HOME/c\": must be an absolute path"},
+      {"[peers.tls]\nkey = \"k\"", "node.toml:2: peers.tls.key = \"k\": must be an absolute path"},
+      {"[peers.tls]\nca = \"ca\"", "node.toml:2: peers.tls.ca = \"ca\": must be an absolute path"},
       {"[peers]\nlist = \"a:1\"", "node.toml:2: peers.list = \"a:1\": must be a list"},
       {"[peers]\nlisten = \"127.0.0.1:99999\"", "node.toml:2: peers.listen"},
       {"[peers]\nlisten = \"0.0.0.0:7600\"",
@@ -167,8 +181,9 @@ TEST_CASE("all mistakes are reported at once, in the order of the file") {
 
 TEST_CASE("plain text leaves loopback only with TLS or when the file says insecure") {
   CHECK(parse("[peers]\nlisten = \"0.0.0.0:7600\"\ninsecure = true", "f").ok());
-  CHECK(parse("[peers]\nlisten = \"0.0.0.0:7600\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"", "f")
-            .ok());
+  CHECK(
+      parse("[peers]\nlisten = \"0.0.0.0:7600\"\n[peers.tls]\ncert = \"/c\"\nkey = \"/k\"\nca = \"/a\"", "f")
+          .ok());
   CHECK(parse("[peers]\nlisten = \"localhost:0\"\nlist = [\"127.1.2.3:5\", \"[::1]:6\"]", "f").ok());
 }
 

@@ -95,7 +95,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     done(shape);
   }
   bool counts_arrived_bytes() const override { return counts_bytes; }
-  Result<ReloadSnapshot> reload() override { return Status(StatusCode::kInvalidArgument, "file:3: speling"); }
+  void reload(ReloadDone done) override { done(Status(StatusCode::kInvalidArgument, "file:3: speling")); }
 
   session::Counts counts() const override { return {1, 0}; }
   std::vector<session::SessionSnapshot> sessions(session::ListCursor& at) const override {

@@ -161,13 +161,15 @@ Result<HostBuffer> Group::allocate(std::uint64_t bytes) {
   return client::call(core_->home(), [&]() -> Result<HostBuffer> {
     const auto memory = ipc::create_shared_memory("mkernel:" + core_->name(), bytes);
     if (!memory.ok()) return memory.status();
-    return register_memory(memory.value().get(), 0, bytes);
+    auto state = client::open_host(core_, client::Memfd::kOurs, memory.value().get(), 0, bytes);
+    if (!state.ok()) return state.status();
+    return HostBuffer(std::move(*state));
   });
 }
 
 Result<HostBuffer> Group::register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes) {
   return client::call(core_->home(), [&]() -> Result<HostBuffer> {
-    auto state = client::open_host(core_, memfd, offset, bytes);
+    auto state = client::open_host(core_, client::Memfd::kUsers, memfd, offset, bytes);
     if (!state.ok()) return state.status();
     return HostBuffer(std::move(*state));
   });

@@ -4,7 +4,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <string>
+#include <utility>
 
 namespace mkernel::client {
 namespace {
@@ -13,6 +15,17 @@ Status enroll(BufferState& buffer, const GroupCore::RegionPart& part, const Shar
   MK_RETURN_IF_ERROR(buffer.group->register_region(buffer.region, part, memory));
   buffer.registered = true;
   return {};
+}
+
+/// Ranks that map each other's host memory do so before it is sealed, because nobody can afterwards.
+bool neighbours_map(const GroupCore& group, const MemorySource& memory) {
+  if (memory.kind() != abi::RegionKind::kHostMemory) return false;
+  const kernels::GroupView& view = group.view();
+  std::set<std::uint32_t> nodes;
+  for (std::uint32_t rank = 0; rank < view.world_size(); ++rank) {
+    if (!nodes.insert(view.member(rank).node).second) return true;
+  }
+  return false;
 }
 
 /// This rank's part: memory, mapping, registration.
@@ -25,8 +38,9 @@ Result<std::unique_ptr<BufferState>> prepare(const std::shared_ptr<GroupCore>& g
   if (!mine.ok()) return mine.status();
   buffer->bytes = bytes;
   buffer->mine = std::move(mine->mapped);
+  const bool shared = memory.kind() != abi::RegionKind::kHostMemory || neighbours_map(*group, memory);
   MK_RETURN_IF_ERROR(
-      enroll(*buffer, {.kind = memory.kind(), .bytes = memory.whole(bytes), .shared = true}, mine->shared));
+      enroll(*buffer, {.kind = memory.kind(), .bytes = memory.whole(bytes), .shared = shared}, mine->shared));
   return buffer;
 }
 
@@ -76,18 +90,25 @@ Result<std::unique_ptr<BufferState>> open_symmetric(const std::shared_ptr<GroupC
   MK_RETURN_IF_ERROR(group->agree(text, buffer.status()));
   Status mine = group->await_regions((*buffer)->region, whole);
   if (mine.ok()) mine = map_node(**buffer, memory);
+  if (neighbours_map(*group, memory)) {
+    MK_RETURN_IF_ERROR(group->agree(text + " is mapped", mine));
+    mine = group->seal_region((*buffer)->region);
+  }
   const auto completed = mine.ok() ? complete(**buffer) : Result<std::string>(mine);
   MK_RETURN_IF_ERROR(group->agree(completed.ok() ? completed.value() : text, completed.status()));
   return buffer;
 }
 
-Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>& group, int memfd,
-                                               std::uint64_t offset, std::uint64_t bytes) {
+Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>& group, Memfd whose,
+                                               int memfd, std::uint64_t offset, std::uint64_t bytes) {
   MK_RETURN_IF_ERROR(ipc::check_shared_memory(memfd, offset, bytes));
   const auto index = group->take_region(false);
   if (!index.ok()) return index.status();
   auto buffer = std::make_unique<BufferState>(group, index.value(), false);
-  auto mapped = map_own(memfd, offset, bytes);
+  // By a hold: a memfd that was registered before is sealed and gives no new mapping by itself.
+  auto hold = write_holds().of(0, memfd);
+  if (!hold.ok()) return hold.status();
+  auto mapped = map_own(**hold, offset, bytes);
   if (!mapped.ok()) return mapped.status();
   buffer->bytes = bytes;
   buffer->mine = std::move(*mapped);
@@ -97,8 +118,11 @@ Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>&
     return Status(StatusCode::kResourceExhausted, std::string("copy of the memfd: ") + std::strerror(errno));
   }
   memory.offset = offset;
+  const bool keep = whose == Memfd::kUsers;
   MK_RETURN_IF_ERROR(
-      enroll(*buffer, {.kind = abi::RegionKind::kHostMemory, .bytes = bytes, .shared = false}, memory));
+      enroll(*buffer, {.kind = abi::RegionKind::kHostMemory, .bytes = bytes, .shared = false, .keep = keep},
+             memory));
+  if (keep) group->session().keep(std::move(*hold));
   return buffer;
 }
 

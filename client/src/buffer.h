@@ -40,8 +40,11 @@ Result<std::unique_ptr<BufferState>> open_symmetric(const std::shared_ptr<GroupC
                                                     MemorySource& memory, std::uint64_t bytes,
                                                     const Complete& complete);
 
+/// Whose memfd is registered: the library's own is registered once, the user's perhaps again.
+enum class Memfd : std::uint8_t { kOurs, kUsers };
+
 /// This rank alone: registers [offset, offset + bytes) of a sealed memfd.
-Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>& group, int memfd,
-                                               std::uint64_t offset, std::uint64_t bytes);
+Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>& group, Memfd whose,
+                                               int memfd, std::uint64_t offset, std::uint64_t bytes);
 
 }  // namespace mkernel::client

@@ -73,8 +73,11 @@ class GroupCore {
     abi::RegionKind kind = abi::RegionKind::kHostMemory;
     std::uint64_t bytes = 0;
     bool shared = false;  ///< ranks of this node may map it
+    bool keep = false;    ///< its memfd may be registered again until the session ends
   };
   Status register_region(std::uint32_t index, const RegionPart& part, const SharedMemory& memory);
+  /// Shared host memory of this rank, which every neighbour has mapped: puts may use it from now on.
+  Status seal_region(std::uint32_t index);
   void release_region(std::uint32_t index, bool registered);
   /// Region `index` of `rank` on this node, which has `bytes` of `memory`'s kind.
   Result<MappedMemory> map_region(std::uint32_t rank, std::uint32_t index, MemorySource& memory,

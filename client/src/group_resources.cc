@@ -36,6 +36,7 @@ Status GroupCore::register_region(std::uint32_t index, const RegionPart& part, c
   message.index = index;
   message.kind = static_cast<std::uint32_t>(part.kind);
   message.shared = part.shared ? 1 : 0;
+  message.keep = part.keep ? 1 : 0;
   message.offset = memory.offset;
   message.bytes = part.bytes;
   message.ipc = memory.cuda_ipc;
@@ -48,6 +49,16 @@ Status GroupCore::register_region(std::uint32_t index, const RegionPart& part, c
   abi::PlainReply reply;
   return session_->connection()
       .request(abi::MessageType::kRegisterRegion, message, reply, session_->request_deadline(), fds)
+      .with_context("region " + std::to_string(index) + " of group '" + options_.name + "'");
+}
+
+Status GroupCore::seal_region(std::uint32_t index) {
+  abi::SealRegion message{};
+  message.group = handle_;
+  message.index = index;
+  abi::PlainReply reply;
+  return session_->connection()
+      .request(abi::MessageType::kSealRegion, message, reply, session_->request_deadline())
       .with_context("region " + std::to_string(index) + " of group '" + options_.name + "'");
 }
 

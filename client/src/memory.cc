@@ -5,6 +5,13 @@
 namespace mkernel::client {
 namespace {
 
+Result<MappedMemory> populated(Result<ipc::Mapping> mapping) {
+  if (!mapping.ok()) return mapping.status();
+  MK_RETURN_IF_ERROR(mapping->populate());
+  auto hold = std::make_shared<const ipc::Mapping>(std::move(*mapping));
+  return MappedMemory{hold->data(), hold};
+}
+
 class HostMemory final : public MemorySource {
  public:
   abi::RegionKind kind() const override { return abi::RegionKind::kHostMemory; }
@@ -35,11 +42,16 @@ MemorySource& host_memory() {
 }
 
 Result<MappedMemory> map_own(int memfd, std::uint64_t offset, std::uint64_t bytes) {
-  auto mapping = ipc::Mapping::map(memfd, offset, bytes);
-  if (!mapping.ok()) return mapping.status();
-  MK_RETURN_IF_ERROR(mapping->populate());
-  auto hold = std::make_shared<const ipc::Mapping>(std::move(*mapping));
-  return MappedMemory{hold->data(), hold};
+  return populated(ipc::Mapping::map(memfd, offset, bytes));
+}
+
+Result<MappedMemory> map_own(const ipc::WriteHold& memfd, std::uint64_t offset, std::uint64_t bytes) {
+  return populated(memfd.map(offset, bytes));
+}
+
+ipc::WriteHolds& write_holds() {
+  static ipc::WriteHolds holds;
+  return holds;
 }
 
 Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes) {

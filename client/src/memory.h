@@ -9,6 +9,7 @@
 #include "proto/abi/region_map.h"
 #include "proto/abi/status.h"
 #include "proto/ipc/fd.h"
+#include "proto/ipc/write_hold.h"
 
 namespace mkernel::client {
 
@@ -55,6 +56,11 @@ MemorySource& host_memory();
 /// [offset, offset + bytes) of a memfd that this rank registers, mapped, with all its pages there: what the
 /// daemon had to make would be charged to the daemon, which therefore refuses regions with holes.
 Result<MappedMemory> map_own(int memfd, std::uint64_t offset, std::uint64_t bytes);
+/// The same of a memfd that may be registered already, and then gives no new mapping by itself.
+Result<MappedMemory> map_own(const ipc::WriteHold& memfd, std::uint64_t offset, std::uint64_t bytes);
+
+/// The holds of this process: what keeps memfds mappable that a daemon has sealed.
+ipc::WriteHolds& write_holds();
 
 /// [offset, offset + bytes) of another rank's memfd, mapped.
 Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes);

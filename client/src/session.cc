@@ -202,6 +202,11 @@ void SessionCore::ring_doorbells() {
   for (std::uint32_t ring = 0; ring < doorbells_.size(); ++ring) ring_doorbell(ring);
 }
 
+void SessionCore::keep(std::shared_ptr<const ipc::WriteHold> memfd) {
+  const MutexLock lock(kept_mutex_);
+  kept_.insert(std::move(memfd));
+}
+
 void SessionCore::watch(abi::GroupSegment* group) {
   const MutexLock lock(watched_mutex_);
   watched_.insert(group);

@@ -61,6 +61,9 @@ class SessionCore {
   /// thread.
   void published(std::uint32_t ring);
 
+  /// Keeps a memfd that this session has registered mappable until the session ends. Any thread.
+  void keep(std::shared_ptr<const ipc::WriteHold> memfd);
+
   /// While watched, a group segment gets a failure record and its abort word when the session is lost. At
   /// once if it is lost already.
   void watch(abi::GroupSegment* group);
@@ -85,6 +88,9 @@ class SessionCore {
   std::array<std::atomic<std::uint64_t>, abi::kMaxRings> heads_{};
   /// When each ring's bell rang last: steady clock, nanoseconds.
   std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
+
+  Mutex kept_mutex_;
+  std::set<std::shared_ptr<const ipc::WriteHold>> kept_ MK_GUARDED_BY(kept_mutex_);
 
   Mutex gpu_mutex_;
   std::shared_ptr<MemorySource> gpu_ MK_GUARDED_BY(gpu_mutex_);

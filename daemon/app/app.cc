@@ -50,6 +50,8 @@ App::App(config::Config config)
       service_manager_(io_),
       reader_(io_, "reading " + config_.file),
       bridge_(io_),
+      sleep_watch_(
+          [this](std::uint64_t session, const Status& why) { bridge_.session_failed(session, why); }),
       executor_(io_),
       rate_timer_(io_),
       paths_(config_.proxy.threads) {}
@@ -71,7 +73,7 @@ Status App::prepare_runtime_dir() const {
 Status App::start() {
   signals_.add(SIGHUP);  // one that comes before the daemon is ready reloads then, and does not end it
   MK_RETURN_IF_ERROR(prepare_runtime_dir());
-  auto rails = Rails::create(config_, boot_id_, bridge_);
+  auto rails = Rails::create(config_, boot_id_, bridge_, sleep_watch_);
   if (!rails.ok()) return rails.status();
   rails_ = std::move(rails).value();
 
@@ -94,6 +96,7 @@ Status App::start() {
                   send_to_rail(rail, peer, bytes);
                 }});
   rails_->start();
+  sleep_watch_.start();
   MK_RETURN_IF_ERROR(open_peer_links());
   watch_nics();
 

@@ -100,6 +100,7 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   base::Aside reader_;  ///< of the configuration file
   std::vector<ReloadDone> reading_for_, read_next_for_;
   session::ControlBridge bridge_;
+  memory::SleepWatch sleep_watch_;  ///< of the proxy threads
   cluster::AsioExecutor executor_;
   boost::asio::steady_timer rate_timer_;
   session::RateBook rates_;

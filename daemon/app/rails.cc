@@ -140,7 +140,7 @@ transport::LinkShape link_shape(const config::Emulated& emulated) {
 }
 
 Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::uint64_t boot_id,
-                                             dataplane::ControlSink& sink) {
+                                             dataplane::ControlSink& sink, memory::SleepWatch& sleep_watch) {
   auto make = maker_for(config, boot_id);
   if (!make.ok()) return make.status();
   auto rails = std::make_unique<Rails>();
@@ -149,8 +149,10 @@ Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::
     auto transport = make->make(rail);
     if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
     rails->message_version_ = transport.value()->message_version();
-    rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(
-        proxy_options(config.proxy, rail, rails->places_), std::move(transport).value(), sink));
+    dataplane::ProxyOptions options = proxy_options(config.proxy, rail, rails->places_);
+    options.sleep_watch = &sleep_watch;
+    rails->proxies_.push_back(
+        std::make_unique<dataplane::Proxy>(options, std::move(transport).value(), sink));
   }
   return rails;
 }

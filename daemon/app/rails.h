@@ -20,9 +20,9 @@ namespace mkernel::app {
 class Rails {
  public:
   /// Opens every transport (ports are bound, nobody is dialled); no thread runs yet. `sink` outlives the
-  /// rails. Errors: those of the transports, with the rail named.
+  /// rails, and so does `sleep_watch`. Errors: those of the transports, with the rail named.
   static Result<std::unique_ptr<Rails>> create(const config::Config& config, std::uint64_t boot_id,
-                                               dataplane::ControlSink& sink);
+                                               dataplane::ControlSink& sink, memory::SleepWatch& sleep_watch);
 
   void start();
   /// All rails side by side; returns when every thread has ended.

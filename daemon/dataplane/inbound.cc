@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "daemon/memory/touching.h"
+
 namespace mkernel::dataplane {
 
 Status EventSink::place(transport::ChannelId channel, std::uint16_t region, std::uint64_t offset,
@@ -25,6 +27,7 @@ void EventSink::arrived(transport::ChannelId channel, std::uint64_t count) {
   const std::uint64_t more = count - std::exchange(end->inbound.arrived, count);
   Group& group = *end->group;
   const std::size_t at = group.channel_index(end->inbound.source, end->inbound.lane);
+  const memory::Touching touching(group.port->key.session);
   if (!transport_publishes_) publish_count(group.arrival_words[at], count);
   bump(group.port->channels[at].arrivals_total, more);
   bump(group.session->counters->arrivals_total, more);
@@ -55,7 +58,10 @@ void EventSink::completed(transport::ChannelId channel, std::uint64_t count) {
     return;
   }
   const std::uint64_t more = count - std::exchange(out.completed, count);
-  publish_count(*out.completed_word, count);
+  {
+    const memory::Touching touching(end->group->port->key.session);
+    publish_count(*out.completed_word, count);
+  }
   end->group->in_flight -= std::min(more, end->group->in_flight);  // a failed group has none left
   bump(out.counters->completed_total, more);
   bump(end->group->session->counters->completed_total, more);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "daemon/memory/touching.h"
+
 namespace mkernel::dataplane {
 namespace {
 
@@ -61,6 +63,8 @@ std::uint64_t LocalDelivery::advance(LocalCopy& copy) {
   const std::uint32_t piece = std::min(copy.length - copy.copied, kPieceBytes);
   if (piece > 0) {
     if (copy.source == nullptr && !begin(copy, *neighbour)) return 0;
+    // The source is of the session in turn, of the same user.
+    const memory::Touching touching(copy.target->session);
     std::memmove(copy.target->host(copy.target_offset + copy.copied),
                  copy.source->host(copy.source_offset + copy.copied), piece);
     copy.copied += piece;
@@ -77,7 +81,10 @@ void LocalDelivery::publish(Outbound& channel, Group& neighbour, std::uint32_t l
   GroupPort& port = *neighbour.port;
   const std::uint64_t count = ++channel.completed;
   const std::size_t arrival = std::size_t{group.port->rank} * port.lanes + channel.lane;
-  publish_count(neighbour.arrival_words[arrival], count);
+  {
+    const memory::Touching touching(port.key.session);
+    publish_count(neighbour.arrival_words[arrival], count);
+  }
   publish_count(*channel.completed_word, count);
   --group.in_flight;
 

@@ -18,12 +18,15 @@ class Proxy::Impl {
 
   void start() {
     thread_ = std::thread([this] {
-      base::name_this_thread("mk-proxy-" + std::to_string(options_.index));
+      const std::string name = "mk-proxy-" + std::to_string(options_.index);
+      base::name_this_thread(name);
       if (!options_.cpus.empty()) {
         const Status pinned = base::pin_this_thread(options_.cpus);
         if (!pinned.ok() && options_.not_pinned) options_.not_pinned(pinned);
       }
+      if (options_.sleep_watch != nullptr) options_.sleep_watch->watch_this_thread(name);
       rail_.run();
+      if (options_.sleep_watch != nullptr) options_.sleep_watch->unwatch_this_thread();
     });
   }
 

@@ -11,6 +11,7 @@
 
 #include "daemon/base/slice_meter.h"
 #include "daemon/dataplane/ports.h"
+#include "daemon/memory/sleep_watch.h"
 #include "daemon/transport/transport.h"
 
 namespace mkernel::dataplane {
@@ -45,7 +46,8 @@ struct ProxyOptions {
   std::uint64_t quantum_bytes = 256 * 1024;  ///< deficit round robin: bytes per turn and unit of weight
   std::uint32_t quantum_requests = 64;       ///< and requests per turn
   std::vector<std::uint32_t> cpus;  ///< that the thread stays on; empty = wherever the kernel puts it
-  std::function<void(const Status&)> not_pinned;  ///< told on the proxy thread when it cannot stay there
+  std::function<void(const Status&)> not_pinned;  ///< called on the proxy thread when it cannot stay there
+  memory::SleepWatch* sleep_watch = nullptr;      ///< watches the thread; outlives the proxy
 };
 
 /// Thread rule: every call below is made by the control thread and returns at once; effects happen on the

@@ -20,6 +20,7 @@ constexpr std::chrono::milliseconds kLongNap{10};
 constexpr std::chrono::microseconds kControlSlice{200};
 
 bool says_active(const Session& session) {
+  const memory::Touching touching(session.port->id);
   auto& word = session.port->header()->active;
   return session.reading && std::atomic_ref<std::uint32_t>(word).load(std::memory_order_acquire) != 0;
 }

@@ -11,6 +11,7 @@
 #include "daemon/dataplane/channel_table.h"
 #include "daemon/dataplane/ring_reader.h"
 #include "daemon/dataplane/scheduler.h"
+#include "daemon/memory/touching.h"
 
 namespace mkernel::dataplane {
 
@@ -74,6 +75,7 @@ struct Session {
 
   bool has_pending() const { return first != count || copy.running(); }
   bool has_slots() const {
+    const memory::Touching touching(port->id);
     return std::any_of(rings.begin(), rings.end(), [](const auto& ring) { return ring.reader.ready(); });
   }
   bool has_work() const { return (reading && has_slots()) || has_pending(); }

@@ -4,6 +4,8 @@
 #include <span>
 #include <utility>
 
+#include "daemon/memory/touching.h"
+
 namespace mkernel::dataplane {
 namespace {
 
@@ -14,11 +16,13 @@ void show(std::atomic<std::uint64_t>& gauge, std::uint64_t value) {
 }  // namespace
 
 void RingServer::look_at_depth(Session& session) {
+  const memory::Touching touching(session.port->id);
   show(session.counters->ring_depth, session.depth());
 }
 
 Turn RingServer::serve(Session& session) {
   constexpr std::uint32_t kDepthEvery = 64;  // looking is a dozen cache misses
+  const memory::Touching touching(session.port->id);
   for (;;) {
     if (!flush(session)) return Turn::kRefused;
     copy_locally(session);

@@ -29,6 +29,9 @@ struct CopyTicket {
   std::uint64_t number = 0;  ///< 1 for the queue's first copy
 };
 
+/// How this process has host memory mapped.
+enum class Access : std::uint8_t { kReadWrite, kRead };
+
 /// One thread, and one thread alone.
 class CopyEngines {
  public:
@@ -45,8 +48,9 @@ class CopyEngines {
   virtual Result<std::shared_ptr<EngineMemory>> open(const abi::IpcMemory& memory, std::uint64_t offset,
                                                      std::uint64_t bytes) = 0;
   /// Makes host memory reachable. The caller keeps it mapped as long as anybody holds the result. Pages are
-  /// pinned at the first copy, at about 4 GB/s.
-  virtual Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes) = 0;
+  /// pinned at the first copy, at about 4 GB/s. With Access::kRead it is only a source.
+  virtual Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes,
+                                                    Access access = Access::kReadWrite) = 0;
 
   /// Takes a copy of [source_offset, + bytes) to target_offset; at least one of the two is GPU memory, and
   /// the caller has checked both ranges. Begins with the next poll(), or later, together with others. Both

@@ -28,11 +28,12 @@ Status check_kind(std::uint32_t kind) {
   }
 }
 
-/// What check_shared_memory() leaves open: the daemon itself must be able to write, and no hole that the
-/// client punches later may turn a store of the daemon into a SIGBUS, as it would with huge pages.
+/// What check_shared_memory() leaves open: the daemon itself must be able to write, and where the seal
+/// against holes is missing no hole may turn a store of the daemon into a SIGBUS, as it would with huge
+/// pages.
 Status check_writable_and_plain(int fd) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals >= 0 && (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+  if (seals >= 0 && (seals & F_SEAL_WRITE) != 0) {
     return {StatusCode::kInvalidArgument, "memfd is sealed against writing: puts could not arrive in it"};
   }
   if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
@@ -126,32 +127,51 @@ Status check_gpu(const RegionRequest& request, const RegionRules& rules) {
   return check_dma_buf(request, rules.dma_buf_type);
 }
 
-/// Pages that are swapped out are no holes.
-Status check_no_holes(const RegionRequest& request) {
+Status add_future_write_seal(int fd) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals >= 0 && (seals & ipc::kFutureWriteSeal) != 0) return {};
+  if (::fcntl(fd, F_ADD_SEALS, ipc::kFutureWriteSeal) == 0) return {};
+  const int error = errno;
+  if (error == EINVAL) return {};  // before Linux 5.1
+  if (error == EPERM && (seals & F_SEAL_SEAL) != 0) {
+    return {StatusCode::kFailedPrecondition,
+            "memfd takes no more seals (F_SEAL_SEAL): the daemon seals what it writes to against holes "
+            "(F_SEAL_FUTURE_WRITE); add that seal before, or leave F_SEAL_SEAL out"};
+  }
+  return {StatusCode::kInternal, std::string("sealing a memfd against holes: ") + std::strerror(error)};
+}
+
+/// Pages that are swapped out are no holes, so mincore() is not enough.
+Status check_no_holes(const Region& region) {
   // The file position is the client's too: it is put back.
-  const int fd = request.fd.get();
+  const int fd = region.fd.get();
   const off_t before = ::lseek(fd, 0, SEEK_CUR);
-  const off_t hole = ::lseek(fd, static_cast<off_t>(request.offset), SEEK_HOLE);
+  const off_t hole = ::lseek(fd, static_cast<off_t>(region.offset), SEEK_HOLE);
   const int error = errno;
   if (before >= 0) ::lseek(fd, before, SEEK_SET);
   if (hole < 0) {
     return {StatusCode::kInvalidArgument,
             std::string("looking for holes in the region's memfd: ") + std::strerror(error)};
   }
-  const auto at = static_cast<std::uint64_t>(hole) - request.offset;
-  if (at >= request.bytes) return {};
+  const auto at = static_cast<std::uint64_t>(hole) - region.offset;
+  if (at >= region.bytes) return {};
   return {StatusCode::kFailedPrecondition,
-          "region of " + std::to_string(request.bytes) + " bytes has a hole at byte " + std::to_string(at) +
+          "region of " + std::to_string(region.bytes) + " bytes has a hole at byte " + std::to_string(at) +
               ": pages that nobody has written yet would be charged to the daemon; write to them, or call "
               "madvise(MADV_POPULATE_WRITE), before they are registered"};
 }
 
 /// Checks the host memory behind a request and maps it.
-Result<ipc::Mapping> map_host(const RegionRequest& request) {
+Status map_host(const RegionRequest& request, ipc::WriteHolds& holds, Region& region) {
   MK_RETURN_IF_ERROR(ipc::check_shared_memory(request.fd.get(), request.offset, request.bytes));
   MK_RETURN_IF_ERROR(check_writable_and_plain(request.fd.get()));
-  MK_RETURN_IF_ERROR(check_no_holes(request));
-  return ipc::Mapping::map(request.fd.get(), request.offset, request.bytes);
+  auto hold = holds.of(request.owner, request.fd.get());
+  if (!hold.ok()) return hold.status();
+  region.hold = std::move(hold).value();
+  auto mapping = region.hold->map(request.offset, request.bytes);
+  if (!mapping.ok()) return mapping.status();
+  region.mapping = std::move(mapping).value();
+  return {};
 }
 
 }  // namespace
@@ -166,8 +186,8 @@ const char* kind_name(abi::RegionKind kind) {
   return "none";
 }
 
-Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id,
-                                            const RegionRules& rules) {
+Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id, const RegionRules& rules,
+                                            ipc::WriteHolds& holds) {
   MK_RETURN_IF_ERROR(check_kind(request.kind));
   if (request.bytes > rules.max_bytes) {
     return Status(StatusCode::kResourceExhausted,
@@ -191,16 +211,24 @@ Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t
     region->dma_buf_offset = request.dma_buf_offset;
     region->no_dma_buf = std::move(request.no_dma_buf);
   } else {
-    auto mapping = map_host(request);
-    if (!mapping.ok()) return mapping.status();
-    region->mapping = std::move(mapping).value();
+    MK_RETURN_IF_ERROR(map_host(request, holds, *region));
   }
   region->id = id;
+  region->session = request.session;
   region->shared = request.shared;
   region->fd = std::move(request.fd);
   region->offset = request.offset;
   region->bytes = request.bytes;
+  if (host && !region->shared) MK_RETURN_IF_ERROR(seal_region(*region));
   return region;
+}
+
+Status seal_region(const Region& region) {
+  // Before the seal too: who is refused here can fill the holes and come again. A sealed memfd could not.
+  MK_RETURN_IF_ERROR(check_no_holes(region));
+  // What is seen to be there after the seal cannot be punched out any more.
+  MK_RETURN_IF_ERROR(add_future_write_seal(region.fd.get()));
+  return check_no_holes(region);
 }
 
 }  // namespace mkernel::memory

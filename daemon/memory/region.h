@@ -9,18 +9,22 @@
 
 #include "proto/abi/region_map.h"
 #include "proto/ipc/fd.h"
+#include "proto/ipc/write_hold.h"
 
 namespace mkernel::memory {
 
 struct Region : std::enable_shared_from_this<Region> {
   /// What the region counts for, given back last: when its memory is free.
   std::shared_ptr<const void> charge;
-  std::uint64_t id = 0;  ///< unique in this daemon's life
+  std::uint64_t id = 0;       ///< unique in this daemon's life
+  std::uint64_t session = 0;  ///< whose it is (Touching)
   abi::RegionKind kind = abi::RegionKind::kNone;
   bool shared = false;       ///< ranks of the group on this node may map it
   ipc::UniqueFd fd;          ///< none of plain GPU memory
   std::uint64_t offset = 0;  ///< of the region within the fd; plain GPU memory: within its allocation
   std::uint64_t bytes = 0;
+  /// Host memory: what more regions of the same memfd are mapped by.
+  std::shared_ptr<const ipc::WriteHold> hold;
   ipc::Mapping mapping;       ///< host memory: the region itself, begins at `offset`; empty for GPU memory
   std::int32_t device = -1;   ///< GPU memory: the GPU as its client counts them
   abi::IpcMemory cuda_ipc{};  ///< plain GPU memory: how the allocation is opened
@@ -29,6 +33,8 @@ struct Region : std::enable_shared_from_this<Region> {
   std::uint64_t dma_buf_offset = 0;  ///< of the region within the dma-buf
   std::string no_dma_buf;            ///< why there is none: one printable line
 
+  /// Nothing may be read or written there before seal_region().
+  bool needs_seal() const { return shared && !on_gpu(); }
   bool on_gpu() const { return kind != abi::RegionKind::kHostMemory; }
   /// Address of `at` bytes into a host-memory region.
   std::byte* host(std::uint64_t at) const { return mapping.data() + at; }

@@ -54,11 +54,15 @@ Status check(const abi::RegisterRegion& region) {
     return malformed("register_region of kind " + std::to_string(region.kind) + " with fields of " + kind);
   };
   if (!is_ipc(region) && !is_zero(region.ipc)) return with_fields_of("kind 2 (ipc)");
+  if (region.keep != 0 && is_gpu(region)) return with_fields_of("host memory");
   const bool dma_buf = region.dma_buf_offset != 0 || region.no_dma_buf[0] != 0;
   return dma_buf && !is_gpu(region) ? with_fields_of("GPU memory") : Status();
 }
 Status check(const abi::UnregisterRegion& unregister) {
   return check_reserved(is_zero(unregister.reserved), "unregister_region");
+}
+Status check(const abi::SealRegion& seal) {
+  return check_reserved(is_zero(seal.reserved), "seal_region");
 }
 Status check(const abi::MapRegion& map) {
   return check_reserved(map.reserved == 0, "map_region");
@@ -145,6 +149,7 @@ Result<Message> decode(const PacketView& packet) {
     case abi::MessageType::kRegisterRegion: return decode_region(packet);
     case abi::MessageType::kUnregisterRegion:
       return decode_as<abi::UnregisterRegion>(packet, "unregister_region");
+    case abi::MessageType::kSealRegion: return decode_as<abi::SealRegion>(packet, "seal_region");
     case abi::MessageType::kMapRegion: return decode_as<abi::MapRegion>(packet, "map_region");
     case abi::MessageType::kExchange: return decode_as<abi::Exchange>(packet, "exchange");
     case abi::MessageType::kFailGroup: return decode_as<abi::FailGroup>(packet, "fail_group");

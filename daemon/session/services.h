@@ -40,6 +40,8 @@ struct Services {
   /// Far below what journald takes of a service (10,000 in 30 s).
   std::unique_ptr<base::LineLimit> lines =
       std::make_unique<base::LineLimit>(base::LineLimit::Rates{.each = 20, .all = 100});
+  /// By uid. Of jobs of the opener too, which may end later than the sessions.
+  std::shared_ptr<ipc::WriteHolds> holds = std::make_shared<ipc::WriteHolds>();
   GroupCoordinator* coordinator = nullptr;
   std::uint64_t last_region_id = 0;
   unsigned gpu_major = memory::kNvidiaMajor;

@@ -182,6 +182,9 @@ void Session::say_farewell(int socket, const Status& why, const Services& servic
 
 void Session::let_go() {
   groups_.clear();
+  if (!kept_.empty()) {
+    services_.reaper->post(uid(), [held = std::make_shared<decltype(kept_)>(std::exchange(kept_, {}))] {});
+  }
   port_.reset();
   session_charge_.reset();
   connection_charge_.reset();

@@ -80,6 +80,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void on(const abi::LeaveGroup& leave, ipc::Packet& packet);
   void on(const abi::RegisterRegion& region, ipc::Packet& packet);
   void on(const abi::UnregisterRegion& unregister, ipc::Packet& packet);
+  void on(const abi::SealRegion& seal, ipc::Packet& packet);
   void on(const abi::MapRegion& map, ipc::Packet& packet);
   void on(const abi::Exchange& exchange, ipc::Packet& packet);
   void on(const abi::FailGroup& fail, ipc::Packet& packet);
@@ -99,10 +100,11 @@ class Session : public std::enable_shared_from_this<Session> {
   struct RegionCharges {
     Charge held;  ///< given back when the session gives the region up
     Charge open;  ///< given back when its fds are closed and its memory is unmapped
+    Charge keep;  ///< for what stays of its memfd until the session ends
   };
   Result<RegionCharges> charge_for_region(const abi::RegisterRegion& ask, std::size_t fds);
   void opened_region(const abi::RegisterRegion& ask,
-                     const Result<std::shared_ptr<const memory::Region>>& region, Charge held);
+                     const Result<std::shared_ptr<const memory::Region>>& region, Charge held, Charge keep);
   std::uint64_t pinned_bytes() const;
 
   template <typename Reply>
@@ -131,6 +133,8 @@ class Session : public std::enable_shared_from_this<Session> {
   ChannelSpace channels_;
   std::uint32_t last_handle_ = 0;
   std::map<std::uint32_t, std::shared_ptr<SessionGroup>> groups_;
+  /// Of memfds that may be registered again (abi::RegisterRegion::keep), each with its charge.
+  std::map<std::shared_ptr<const ipc::WriteHold>, Charge> kept_;
 };
 
 }  // namespace mkernel::session

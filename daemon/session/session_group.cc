@@ -157,19 +157,61 @@ Status SessionGroup::end_region(std::uint32_t index) {
 void SessionGroup::add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region,
                               Charge charge, Done done) {
   const abi::RegionEntry entry{region->bytes, static_cast<std::uint32_t>(region->kind), 0};
-  regions_[index] = {region, std::move(charge), false};
+  regions_[index] = {region, std::move(charge)};
+  if (region->needs_seal()) {
+    announce(index, entry);
+    return done({});
+  }
+  hand_to_proxies(index, region, [weak = weak_from_this(), index, entry, done](const Status& status) {
+    if (const auto self = weak.lock()) self->announce(index, entry);
+    done(status);
+  });
+}
+
+void SessionGroup::hand_to_proxies(std::uint32_t index, const std::shared_ptr<const memory::Region>& region,
+                                   Done done) {
   const auto on_all = gather(services_.io, services_.rails(),
-                             [weak = weak_from_this(), index, entry, done](const Status& status) {
-                               const auto self = weak.lock();
-                               if (self == nullptr) return;
-                               if (self->state_ == State::kReady && !self->abandoned_) {
-                                 self->services_.coordinator->announce_region(self->key(), index, entry);
-                               }
-                               done(status);
+                             [weak = weak_from_this(), done = std::move(done)](const Status& status) {
+                               if (weak.lock() != nullptr) done(status);
                              });
   for (dataplane::Proxy* proxy : services_.proxies) {
     proxy->set_region(key(), index, region, [on_all] { on_all(Status()); });
   }
+}
+
+void SessionGroup::announce(std::uint32_t index, const abi::RegionEntry& entry) {
+  if (state_ != State::kReady || abandoned_) return;
+  services_.coordinator->announce_region(key(), index, entry);
+}
+
+Result<std::shared_ptr<const memory::Region>> SessionGroup::begin_seal(std::uint32_t index) {
+  MK_RETURN_IF_ERROR(check_usable());
+  const std::string what = "region at index " + std::to_string(index) + " of " + describe();
+  const auto held = regions_.find(index);
+  if (held == regions_.end() || held->second.leaving) {
+    return Status(StatusCode::kNotFound, "no " + what);
+  }
+  if (!held->second.region->needs_seal()) {
+    return Status(StatusCode::kFailedPrecondition, what + " is not shared host memory: it needs no seal");
+  }
+  if (std::exchange(held->second.sealing, true)) {
+    return Status(StatusCode::kAlreadyExists, what + " is sealed or being sealed");
+  }
+  return held->second.region;
+}
+
+void SessionGroup::end_seal(std::uint32_t index, const std::shared_ptr<const memory::Region>& region,
+                            const Status& status, Done done) {
+  const auto held = regions_.find(index);
+  if (held == regions_.end() || held->second.region != region || held->second.leaving) {
+    return done({StatusCode::kAborted, "region at index " + std::to_string(index) + " of " + describe() +
+                                           " was unregistered while it was being sealed"});
+  }
+  if (!status.ok()) {
+    held->second.sealing = false;
+    return done(status);
+  }
+  hand_to_proxies(index, region, std::move(done));
 }
 
 void SessionGroup::remove_region(std::uint32_t index, Done done) {

@@ -41,9 +41,15 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   /// whether it is still wanted.
   void begin_region(std::uint32_t index) { opening_.insert(index); }
   Status end_region(std::uint32_t index);
-  /// Hands a region to the proxies, then announces it. `index` has passed check_new_region().
+  /// Hands a region to the proxies, then announces it. `index` has passed check_new_region(). One that needs
+  /// a seal is only announced, so that its neighbours can map it: puts to it and from it are refused.
   void add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Charge charge,
                   Done done);
+  /// The region at `index`, which its owner wants to be sealed, if it still has to be.
+  Result<std::shared_ptr<const memory::Region>> begin_seal(std::uint32_t index);
+  /// How sealing went. Sealed: hands the region to the proxies, unless it is going away.
+  void end_seal(std::uint32_t index, const std::shared_ptr<const memory::Region>& region,
+                const Status& status, Done done);
   void remove_region(std::uint32_t index, Done done);
   void exchange(std::uint64_t round, const Blob& blob, std::chrono::milliseconds timeout, Done done);
   /// Drains, lets go of every channel and region, then tells the coordinator. Also the way out for a group
@@ -95,6 +101,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
     std::shared_ptr<const memory::Region> region;
     Charge charge;
     bool leaving = false;
+    bool sealing = false;  ///< or sealed
   };
   /// A region that a rank of the group has announced.
   struct Change {
@@ -109,6 +116,8 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   Status check_users() const;
   void opened(const Status& status);
   void finish_join(Status status);
+  void hand_to_proxies(std::uint32_t index, const std::shared_ptr<const memory::Region>& region, Done done);
+  void announce(std::uint32_t index, const abi::RegionEntry& entry);
   void exchanged(Result<std::vector<Blob>> blobs);
   void finish_exchange(Status status);
   void settle_changes();

@@ -30,10 +30,13 @@ Result<Session::RegionCharges> Session::charge_for_region(const abi::RegisterReg
   auto held = services_.accounts.take(
       account_, {{Resource::kRegions, 1}, {host ? Resource::kPinnedBytes : Resource::kGpuBytes, ask.bytes}});
   if (!held.ok()) return held.status();
+  // Host memory is mapped, and so is the first page of its memfd (ipc::WriteHold).
   auto open =
-      services_.accounts.take(account_, {{Resource::kFds, fds}, {Resource::kMappings, host ? 1U : 0U}});
+      services_.accounts.take(account_, {{Resource::kFds, fds}, {Resource::kMappings, host ? 2U : 0U}});
   if (!open.ok()) return open.status();
-  return RegionCharges{std::move(held).value(), std::move(open).value()};
+  auto keep = services_.accounts.take(account_, {{Resource::kMappings, ask.keep}});
+  if (!keep.ok()) return keep.status();
+  return RegionCharges{std::move(held).value(), std::move(open).value(), std::move(keep).value()};
 }
 
 void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
@@ -47,6 +50,10 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
     return refuse(
         {StatusCode::kInvalidArgument, "shared = " + std::to_string(ask.shared) + ", allowed are 0 and 1"});
   }
+  if (ask.keep > 1) {
+    return refuse(
+        {StatusCode::kInvalidArgument, "keep = " + std::to_string(ask.keep) + ", allowed are 0 and 1"});
+  }
   auto charges = charge_for_region(ask, packet.fds.size());
   if (!charges.ok()) return refuse(charges.status());
   spend(*group, 1);
@@ -54,6 +61,8 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
   std::vector<ipc::UniqueFd>& fds = packet.fds;
   const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
   memory::RegionRequest request{.kind = ask.kind,
+                                .owner = uid(),
+                                .session = id_,
                                 .shared = ask.shared == 1,
                                 .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
                                 .offset = ask.offset,
@@ -64,11 +73,13 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
                                 .dma_buf_offset = ask.dma_buf_offset,
                                 .no_dma_buf = base::one_line(ipc::text_of(ask.no_dma_buf))};
   group->begin_region(ask.index);
-  // Looking at every page takes time: not on this thread.
+  // Looking at every page takes time, and each look takes a lock that the client may hold: not on this
+  // thread.
   auto job = [&io = services_.io, weak = weak_from_this(), ask, charges = std::move(charges).value(),
               held = std::make_shared<memory::RegionRequest>(std::move(request)), reaper = services_.reaper,
-              id = ++services_.last_region_id, owner = uid(), rules = region_rules(services_)]() mutable {
-    auto opened = memory::open_region(std::move(*held), id, rules);
+              holds = services_.holds, id = ++services_.last_region_id, owner = uid(),
+              rules = region_rules(services_)]() mutable {
+    auto opened = memory::open_region(std::move(*held), id, rules, *holds);
     Result<std::shared_ptr<const memory::Region>> region(opened.status());
     if (opened.ok()) {
       (*opened)->charge = std::move(charges.open);
@@ -77,15 +88,16 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
     // Before the client hears of a refusal, what it was charged for must be free again: this job, which may
     // outlive the reply, keeps no part of it.
     charges.open.reset();
-    boost::asio::post(io, [weak, ask, held = std::move(charges.held), region = std::move(region)] {
-      if (const auto self = weak.lock()) self->opened_region(ask, region, held);
+    boost::asio::post(io, [weak, ask, charges = std::move(charges), region = std::move(region)] {
+      if (const auto self = weak.lock()) self->opened_region(ask, region, charges.held, charges.keep);
     });
   };
   services_.opener->post(uid(), std::move(job));
 }
 
 void Session::opened_region(const abi::RegisterRegion& ask,
-                            const Result<std::shared_ptr<const memory::Region>>& region, Charge held) {
+                            const Result<std::shared_ptr<const memory::Region>>& region, Charge held,
+                            Charge keep) {
   const auto group = find_group(ask.group);
   Status status = region.status();
   if (group == nullptr) {
@@ -99,8 +111,29 @@ void Session::opened_region(const abi::RegisterRegion& ask,
     return reply(MessageType::kRegisterRegionReply, ask.header.sequence,
                  status.with_context("register_region"));
   }
+  if (ask.keep == 1) kept_.emplace(region.value()->hold, std::move(keep));
   group->add_region(ask.index, region.value(), std::move(held),
                     replier(MessageType::kRegisterRegionReply, ask.header.sequence));
+}
+
+void Session::on(const abi::SealRegion& seal, ipc::Packet&) {
+  const auto group = require_group(seal.group, seal.header);
+  if (group == nullptr) return;
+  const auto region = group->begin_seal(seal.index);
+  if (!region.ok()) {
+    return reply(MessageType::kSealRegionReply, seal.header.sequence,
+                 region.status().with_context("seal_region"));
+  }
+  auto job = [&io = services_.io, weak = weak_from_this(), seal, region = region.value()] {
+    boost::asio::post(io, [weak, seal, region, status = memory::seal_region(*region)] {
+      const auto self = weak.lock();
+      const auto joined = self == nullptr || self->ending_ ? nullptr : self->find_group(seal.group);
+      if (joined == nullptr) return;  // left or gone: nothing waits for the answer
+      joined->end_seal(seal.index, region, status.with_context("seal_region"),
+                       self->replier(MessageType::kSealRegionReply, seal.header.sequence));
+    });
+  };
+  services_.opener->post(uid(), std::move(job));
 }
 
 void Session::on(const abi::UnregisterRegion& unregister, ipc::Packet&) {

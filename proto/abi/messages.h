@@ -23,6 +23,7 @@ enum class MessageType : std::uint16_t {
   kMapRegion = 6,         ///< asks for the fd of a region of a rank on the same node
   kExchange = 7,          ///< every rank contributes; answered when the board holds every contribution
   kFailGroup = 8,         ///< a rank's operation failed: tell the others who and why
+  kSealRegion = 9,        ///< shared host memory: the ranks of this node have mapped it, puts may begin
   kHelloReply = 101,      ///< + 1 session segment memfd + ring_count eventfds (one doorbell per ring)
   kJoinGroupReply = 102,  ///< + 1 group segment memfd
   kLeaveGroupReply = 103,
@@ -31,6 +32,7 @@ enum class MessageType : std::uint16_t {
   kMapRegionReply = 106,  ///< + 1 fd, of kind kIpc none
   kExchangeReply = 107,
   kFailGroupReply = 108,
+  kSealRegionReply = 109,
   kSessionEnded = 200,  ///< event; the daemon closes the socket after it
 };
 
@@ -105,7 +107,7 @@ struct JoinGroupReply {
 };
 static_assert(sizeof(JoinGroupReply) == 488);
 
-/// Also the answer to LeaveGroup, RegisterRegion, UnregisterRegion, Exchange, FailGroup.
+/// Also the answer to LeaveGroup, RegisterRegion, UnregisterRegion, Exchange, FailGroup, SealRegion.
 struct PlainReply {
   Header header;
   ReplyStatus status;
@@ -130,7 +132,8 @@ struct RegisterRegion {
   IpcMemory ipc;  ///< of kind kIpc alone; zero otherwise
   // Of GPU memory alone; zero otherwise.
   std::uint64_t dma_buf_offset;  ///< of the region within the dma-buf, which begins at a page
-  std::uint8_t reserved[8];
+  std::uint32_t keep;  ///< 1: host memory whose memfd may be registered again until the session ends
+  std::uint8_t reserved[4];
   char no_dma_buf[kTextBytes];  ///< why the driver gave none; empty with one
 };
 static_assert(sizeof(RegisterRegion) == 592);
@@ -142,6 +145,16 @@ struct UnregisterRegion {
   std::uint8_t reserved[8];
 };
 static_assert(sizeof(UnregisterRegion) == 32);
+
+/// The daemon seals host memory against new writable mappings and against holes before it reads or writes
+/// there: at once when it is not shared, else when its owner says that the neighbours have mapped it.
+struct SealRegion {
+  Header header;
+  std::uint32_t group;
+  std::uint32_t index;
+  std::uint8_t reserved[8];
+};
+static_assert(sizeof(SealRegion) == 32);
 
 struct MapRegion {
   Header header;

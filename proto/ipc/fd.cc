@@ -37,6 +37,14 @@ bool set_size(int fd, std::uint64_t bytes) {
   return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0;
 }
 
+Result<Mapping> map_shared(int fd, std::uint64_t offset, std::uint64_t bytes, int access) {
+  void* data = ::mmap(nullptr, bytes, access, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    return system_error(StatusCode::kResourceExhausted, "mmap of " + std::to_string(bytes) + " bytes");
+  }
+  return Mapping::adopt(data, bytes);
+}
+
 }  // namespace
 
 UniqueFd above_standard(UniqueFd fd) {
@@ -66,15 +74,19 @@ Mapping::~Mapping() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
-Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::uint64_t bytes) {
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
-  if (data == MAP_FAILED) {
-    return system_error(StatusCode::kResourceExhausted, "mmap of " + std::to_string(bytes) + " bytes");
-  }
+Mapping Mapping::adopt(void* data, std::uint64_t bytes) {
   Mapping mapping;
   mapping.data_ = static_cast<std::byte*>(data);
   mapping.bytes_ = bytes;
   return mapping;
+}
+
+Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  return map_shared(fd, offset, bytes, PROT_READ | PROT_WRITE);
+}
+
+Result<Mapping> Mapping::map_read_only(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  return map_shared(fd, offset, bytes, PROT_READ);
 }
 
 Status Mapping::populate() const {

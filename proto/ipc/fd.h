@@ -38,7 +38,8 @@ class UniqueFd {
 /// output or error would print into a file with such a number.
 UniqueFd above_standard(UniqueFd fd);
 
-/// A shared, read-write mapping of part of a file. Move only; unmaps on destruction.
+/// A shared mapping of part of a file, for reading and writing unless it says otherwise. Move only; unmaps on
+/// destruction.
 class Mapping {
  public:
   Mapping() = default;
@@ -49,6 +50,10 @@ class Mapping {
 
   /// Maps [offset, offset + bytes) of `fd`; `offset` page-aligned. The caller has checked the file's size.
   static Result<Mapping> map(int fd, std::uint64_t offset, std::uint64_t bytes);
+  /// The same for reading alone: a store faults. A memfd that is sealed against writing gives no other.
+  static Result<Mapping> map_read_only(int fd, std::uint64_t offset, std::uint64_t bytes);
+  /// Takes over what is mapped already.
+  static Mapping adopt(void* data, std::uint64_t bytes);
 
   /// Makes every page be there, charged to this process, and changes no byte. Errors: kResourceExhausted.
   Status populate() const;

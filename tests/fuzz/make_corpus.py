@@ -129,7 +129,7 @@ def ring_slot():
 
 
 # The requests of proto/abi/messages.h behind one byte: how many fds came, 0x40 for a packet that was cut, 0x80 for fds that were.
-ABI_VERSION = 7
+ABI_VERSION = 8
 GROUPS_VERSION = 1
 
 
@@ -138,8 +138,8 @@ def request(kind, body, fds=0, sequence=1, magic=0x4c4e4b4d, version=ABI_VERSION
     return bytes([fds]) + struct.pack("<IIHHI", magic, version, kind, whole, sequence) + body
 
 
-def register(kind, dma_buf=0, ipc=bytes(80), reserved=bytes(8), no_dma_buf=b""):
-    return struct.pack("<IIIIQQ80sQ8s448s", 1, 0, kind, 1, 0, 4096, ipc, dma_buf, reserved, no_dma_buf)
+def register(kind, dma_buf=0, ipc=bytes(80), keep=0, reserved=bytes(4), no_dma_buf=b""):
+    return struct.pack("<IIIIQQ80sQI4s448s", 1, 0, kind, 1, 0, 4096, ipc, dma_buf, keep, reserved, no_dma_buf)
 
 
 def session_message():
@@ -152,6 +152,7 @@ def session_message():
     yield "reserved", request(2, join[:84] + b"\1" + join[85:])
     yield "leave", request(3, struct.pack("<I12s", 1, bytes(12)))
     yield "register-host-memory", request(4, register(1), fds=1)
+    yield "register-again", request(4, register(1, keep=1), fds=1)
     yield "register-gpu-memory", request(4, register(2, ipc=bytes(range(80)), dma_buf=4096), fds=1)
     yield "register-vmm", request(4, register(3, no_dma_buf=b"no peer memory"), fds=1)
     yield "register-mixed", request(4, register(1, dma_buf=4096, ipc=bytes(80)), fds=1)
@@ -160,7 +161,8 @@ def session_message():
     yield "map", request(6, struct.pack("<IIII", 1, 2, 0, 0))
     yield "exchange", request(7, struct.pack("<IIQ512s", 1, 0, 1, bytes(range(256)) * 2))
     yield "fail", request(8, struct.pack("<II8s448s", 1, 4, bytes(8), b"rank 3 timed out"))
-    yield "unknown-type", request(9, bytes(16))
+    yield "seal", request(9, struct.pack("<II8s", 1, 0, bytes(8)))
+    yield "unknown-type", request(10, bytes(16))
     yield "wrong-size", request(3, bytes(16), size=48)
     yield "event", request(3, bytes(16), sequence=0)
     yield "cut", request(3, bytes(16), fds=0x40)

@@ -6,8 +6,8 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 7
-HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
+MAGIC, VERSION = 0x4C4E4B4D, 8
+HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL, SEAL = range(1, 10)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")
 F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
@@ -117,8 +117,12 @@ class RawClient:
         self.start_join(*arguments, **options)
         return self.finish_join()
 
-    def register(self, index, fd, offset, size, kind=1, shared=1):
-        return self.ask(REGISTER, struct.pack("<IIIIQQ544x", self.group, index, kind, shared, offset, size), [fd])
+    def register(self, index, fd, offset, size, kind=1, shared=0, keep=1):
+        """Host memory that is shared has to be sealed before puts may use it."""
+        return self.ask(REGISTER, struct.pack("<IIIIQQ88xI452x", self.group, index, kind, shared, offset, size, keep), [fd])
+
+    def seal(self, index):
+        return self.ask(SEAL, struct.pack("<II8x", self.group, index))
 
     def write_slot(self, *fields, **more):
         """Writes the next slot of ring 0 of the session's threads and rings the doorbell. Arguments: fields of fill_slot()."""

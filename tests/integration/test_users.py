@@ -1,6 +1,9 @@
 """Two users on one node and over two: whose a group is, what one may take of the node, and that the other goes on."""
 import contextlib
+import ctypes
+import errno
 import os
+import pathlib
 import sys
 import time
 import unittest
@@ -127,12 +130,13 @@ class Users(ClusterTest):
             # Beside the reserve of 64 the daemon keeps what it had open itself when it started, some twenty.
             self.assertRegex(answer[2], r"of node node0 are above what RLIMIT_NOFILE = 200 leaves = 1[012]\d$", open_fds)
         # The reserve: others are refused by name and still answered, mkctl included.
-        answer = victim.register(0, memory, 0, 4096)
+        own = raw.memfd(4096)
+        answer = victim.register(0, own, 0, 4096)
         self.assertEqual(answer[1], RESOURCE_EXHAUSTED)
         self.assertIn("RLIMIT_NOFILE", answer[2])
         self.assertEqual({u["uid"] for u in node.show("users")}, {0, NOBODY})
         attacker.close()
-        wait_until(lambda: victim.register(0, memory, 0, 4096)[1] == 0, "the victim has what the attacker had")
+        wait_until(lambda: victim.register(0, own, 0, 4096)[1] == 0, "the victim has what the attacker had")
 
     def sender_and_receiver(self, nodes, uid):
         """A group of that user with a rank on each node, and 64 KiB of each."""
@@ -218,6 +222,50 @@ class Users(ClusterTest):
         self.assertEqual(answer[1], 9)
         self.assertIn("has a hole at byte 0", answer[2])
         self.assertEqual(client.register(0, raw.memfd(1 << 20), 0, 1 << 20)[1], 0)
+
+    @contextlib.contextmanager
+    def memory_limit(self, node, limit):
+        """The daemon may be charged for so many bytes more, where a memory cgroup can be made: more, and the kernel ends it."""
+        group = pathlib.Path(f"/sys/fs/cgroup/memory/mkernel-users-{os.getpid()}")
+        try:
+            group.mkdir()
+            (group / "memory.limit_in_bytes").write_text(str(limit))
+            (group / "cgroup.procs").write_text(str(node.process.pid))
+        except OSError:
+            print("no memory cgroup: only the calls that would punch holes are tested")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # no group was made, or the daemon is gone
+                (group.parent / "cgroup.procs").write_text(str(node.process.pid))
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+    def test_no_hole_is_punched_into_memory_that_has_been_registered(self):
+        # Each store into a hole made a page that the daemon was charged for, until the kernel ended it.
+        (node,) = self.open_nodes(1)
+        size, piece = 512 << 20, 64 << 20
+        client = self.client(node, NOBODY)
+        self.assertEqual(client.join("holes")[1], 0)
+        fd = raw.memfd(size)
+        memory = raw.mmap.mmap(fd, size)
+        self.assertEqual(client.register(0, fd, 0, size)[1], 0)
+        with self.memory_limit(node, 200 << 20):
+            punch, keep_size, remove = 2, 1, 9
+            libc = ctypes.CDLL(None, use_errno=True)
+            punched = libc.fallocate(fd, punch | keep_size, ctypes.c_long(0), ctypes.c_long(size)), ctypes.get_errno()
+            address = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+            removed = libc.madvise(address, ctypes.c_size_t(size), remove), ctypes.get_errno()
+            memory[:8] = b"payload!"
+            for i in range(1, size // piece):
+                client.write_slot(client.first_channel, piece, local=(0, 0), remote=(0, i * piece))
+                wait_until(lambda: client.arrivals() == i or node.process.poll() is not None, f"put {i} arrives")
+                self.assertIsNone(node.process.poll(), "the daemon was charged for the pages")
+        self.assertEqual((punched, removed), ((-1, errno.EPERM), (-1, errno.EPERM)))
+        # A write holds the inode's lock for as long as it takes, and registering another part of the memfd waits for that lock.
+        self.assertRaises(PermissionError, os.pwrite, fd, b"late", 0)
+        self.assertEqual(client.register(1, fd, 4096, 8192)[1], 0)
+        self.assertEqual([memory[i * piece:i * piece + 8] for i in range(size // piece)], [b"payload!"] * (size // piece))
 
 
 if __name__ == "__main__":

@@ -207,6 +207,9 @@ void FakeDaemon::answer(Client& client, const ipc::Packet& packet, const abi::He
       return plain(client, MessageType::kUnregisterRegionReply, header.sequence,
                    found ? Status() : Status(StatusCode::kNotFound, "no such region"));
     }
+    case MessageType::kSealRegion:
+      return plain(client, MessageType::kSealRegionReply, header.sequence,
+                   seal_region(client, body_of<abi::SealRegion>(packet)));
     case MessageType::kMapRegion: return map_region(client, body_of<abi::MapRegion>(packet));
     case MessageType::kExchange: return exchange(client, body_of<abi::Exchange>(packet));
     case MessageType::kFailGroup: {

@@ -22,6 +22,7 @@
 #include "proto/abi/work_request.h"
 #include "proto/ipc/fd.h"
 #include "proto/ipc/packet.h"
+#include "proto/ipc/write_hold.h"
 
 namespace mkernel::test {
 
@@ -64,9 +65,11 @@ class FakeDaemon {
  private:
   struct Region {
     ipc::UniqueFd fd;
+    std::shared_ptr<const ipc::WriteHold> hold;
     ipc::Mapping mapping;
     std::uint64_t offset = 0;
     bool shared = false;
+    bool sealed = false;     ///< as the daemon seals host memory; GPU memory counts as sealed
     std::uint32_t kind = 0;  ///< as the client said; "GPU memory" is a memfd too, or only named (kIpc)
     std::uint64_t bytes = 0;
     abi::IpcMemory ipc{};
@@ -117,6 +120,9 @@ class FakeDaemon {
   void form(Group& group);
   void exchange(Client& client, const abi::Exchange& message);
   void register_region(Client& client, const abi::RegisterRegion& message, std::vector<ipc::UniqueFd> fds);
+  Status seal(Region& region);
+  Status seal_region(Client& client, const abi::SealRegion& message);
+  Region& usable(Member& member, std::uint32_t index);
   void map_region(Client& client, const abi::MapRegion& message);
   void set_entry(Group& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
   void leave(Client& client, std::uint32_t handle);
@@ -143,6 +149,8 @@ class FakeDaemon {
   ipc::UniqueFd wake_;
   std::list<std::unique_ptr<Client>> clients_;
   std::map<std::string, Group> groups_;
+  ipc::WriteHolds holds_;
+  std::vector<std::shared_ptr<const ipc::WriteHold>> kept_;
   std::vector<abi::MessageType> ignored_;
   bool draining_ = true, running_ = true;
   std::uint64_t puts_ = 0, bells_ = 0;

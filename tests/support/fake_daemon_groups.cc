@@ -1,4 +1,5 @@
 // FakeDaemon: groups, regions, exchanges and the delivery of puts.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -112,13 +113,36 @@ void FakeDaemon::register_region(Client& client, const abi::RegisterRegion& mess
                   .bytes = message.bytes,
                   .ipc = message.ipc};
     if (!named) {
-      region.mapping = std::move(ipc::Mapping::map(fds[0].get(), message.offset, message.bytes)).value();
+      region.hold = holds_.of(0, fds[0].get()).value();
+      region.mapping = std::move(region.hold->map(message.offset, message.bytes)).value();
       region.fd = std::move(fds[0]);
+      if (message.keep == 1) kept_.push_back(region.hold);
     }
+    if (!region.shared || named) good = seal(region);
     at.member->regions[message.index] = std::move(region);
     set_entry(*at.group, at.rank, message.index, message.bytes);
   }
   plain(client, abi::MessageType::kRegisterRegionReply, message.header.sequence, good);
+}
+
+Status FakeDaemon::seal(Region& region) {
+  region.sealed = true;
+  const bool host = region.kind == static_cast<std::uint32_t>(abi::RegionKind::kHostMemory);
+  if (!host || ::fcntl(region.fd.get(), F_ADD_SEALS, ipc::kFutureWriteSeal) == 0) return {};
+  return {StatusCode::kFailedPrecondition, "the memfd takes no more seals"};
+}
+
+Status FakeDaemon::seal_region(Client& client, const abi::SealRegion& message) {
+  Region& region = seat(client, message.group).member->regions.at(message.index);
+  if (region.sealed) return {StatusCode::kAlreadyExists, "the region is sealed"};
+  return seal(region);
+}
+
+FakeDaemon::Region& FakeDaemon::usable(Member& member, std::uint32_t index) {
+  Region& region = member.regions.at(index);
+  const bool gpu = region.kind != static_cast<std::uint32_t>(abi::RegionKind::kHostMemory);
+  if (!region.sealed && !gpu) throw std::runtime_error("fake daemon: a put on memory that is not sealed");
+  return region;
 }
 
 void FakeDaemon::map_region(Client& client, const abi::MapRegion& message) {
@@ -199,8 +223,8 @@ void FakeDaemon::deliver(Client& client, const abi::WorkSlot& slot) {
       const auto target = group.members.find(request.peer);
       if (target == group.members.end()) return;  // left already
       if (request.length > 0) {
-        std::memcpy(target->second->regions.at(request.remote_region).mapping.data() + request.remote_offset,
-                    member->regions.at(request.local_region).mapping.data() + request.local_offset,
+        std::memcpy(usable(*target->second, request.remote_region).mapping.data() + request.remote_offset,
+                    usable(*member, request.local_region).mapping.data() + request.local_offset,
                     request.length);
       }
       Member& receiver = *target->second;

@@ -58,7 +58,8 @@ Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::reach(int fd, std::ui
       std::make_shared<FakeMemory>(std::move(mapping).value(), mapped_));
 }
 
-Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::pin(std::byte* data, std::uint64_t bytes) {
+Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::pin(std::byte* data, std::uint64_t bytes,
+                                                               memory::Access) {
   return std::shared_ptr<memory::EngineMemory>(std::make_shared<FakeMemory>(data, bytes));
 }
 

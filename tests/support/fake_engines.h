@@ -22,7 +22,8 @@ class FakeEngines final : public memory::CopyEngines {
   /// `memory` as name() made it.
   Result<std::shared_ptr<memory::EngineMemory>> open(const abi::IpcMemory& memory, std::uint64_t offset,
                                                      std::uint64_t bytes) override;
-  Result<std::shared_ptr<memory::EngineMemory>> pin(std::byte* data, std::uint64_t bytes) override;
+  Result<std::shared_ptr<memory::EngineMemory>> pin(std::byte* data, std::uint64_t bytes,
+                                                    memory::Access access) override;
   Result<memory::CopyTicket> start(const std::shared_ptr<memory::EngineMemory>& source,
                                    std::uint64_t source_offset,
                                    const std::shared_ptr<memory::EngineMemory>& target,

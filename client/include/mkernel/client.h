@@ -178,7 +178,10 @@ class MK_API Group {
   Result<HostBuffer> allocate(std::uint64_t bytes);
   /// The same over the caller's memfd, sealed against shrinking; [offset, offset + bytes), `offset`
   /// page-aligned. The fd stays the caller's and may be closed at once. Pages that are missing are made, and
-  /// charged to this process.
+  /// charged to this process. The daemon seals the memfd when it registers it (F_SEAL_FUTURE_WRITE): mappings
+  /// that are there go on, but write(), holes and new mappings for writing are refused from then on, so map
+  /// it before. It may be registered again, in part or as a whole, until the session ends; its memory stays
+  /// until then.
   Result<HostBuffer> register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
   /// **Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first; the

@@ -157,7 +157,9 @@ class Group:
 
     def register_memory(self, memfd: int, nbytes: int, *, offset: int = 0) -> HostBuffer:
         """The same over a memfd that is sealed against shrinking (os.memfd_create with MFD_ALLOW_SEALING, then F_SEAL_SHRINK):
-        `nbytes` from `offset`, which is a multiple of the page size. The fd may be closed at once."""
+        `nbytes` from `offset`, which is a multiple of the page size. The fd may be closed at once. The daemon seals the
+        memfd (F_SEAL_FUTURE_WRITE): mappings that are there go on, but write(), holes and new mappings for writing are refused from
+        then on, so map it before. It may be registered again until the session ends; its memory stays until then."""
         memfd = integer("memfd", memfd, 0, 2**31 - 1)
         offset, nbytes = integer("offset", offset, 0, U64_MAX), integer("nbytes", nbytes, 0, U64_MAX)
         return self._host("register_memory", lib.mk_host_buffer_register, memfd, offset, nbytes)

@@ -21,8 +21,8 @@ class Engines final : public CopyEngines {
                                              std::uint64_t bytes) override {
     return IpcMemory::open(devices_, memory, offset, bytes);
   }
-  Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes) override {
-    return std::shared_ptr<EngineMemory>(std::make_shared<PinnedMemory>(data, bytes));
+  Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes, Access access) override {
+    return std::shared_ptr<EngineMemory>(std::make_shared<PinnedMemory>(data, bytes, access));
   }
   Result<CopyTicket> start(const std::shared_ptr<EngineMemory>& source, std::uint64_t source_offset,
                            const std::shared_ptr<EngineMemory>& target, std::uint64_t target_offset,

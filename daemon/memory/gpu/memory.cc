@@ -77,8 +77,11 @@ PinnedMemory::~PinnedMemory() {
 Status PinnedMemory::reach(const std::shared_ptr<const Device>& device) {
   if (pinned_by_ != nullptr) return {};  // for every context: portable
   MK_RETURN_IF_ERROR(device->make_current());
+  // A mapping for reading alone is refused without the flag.
+  const unsigned flags =
+      CU_MEMHOSTREGISTER_PORTABLE | (access_ == Access::kRead ? CU_MEMHOSTREGISTER_READ_ONLY : 0U);
   MK_RETURN_IF_ERROR(device->driver().status(
-      device->driver().cuMemHostRegister(data_, bytes_, CU_MEMHOSTREGISTER_PORTABLE),
+      device->driver().cuMemHostRegister(data_, bytes_, flags),
       "cuMemHostRegister of " + std::to_string(bytes_) + " bytes of host memory (ulimit -l)"));
   pinned_by_ = device;
   return {};

@@ -82,7 +82,8 @@ class IpcMemory final : public Memory {
 /// Host memory of this process, pinned from the first copy on.
 class PinnedMemory final : public Memory {
  public:
-  PinnedMemory(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
+  PinnedMemory(std::byte* data, std::uint64_t bytes, Access access)
+      : data_(data), bytes_(bytes), access_(access) {}
   ~PinnedMemory() override;
 
   const std::shared_ptr<const Device>& owner() const override { return none_; }
@@ -92,6 +93,7 @@ class PinnedMemory final : public Memory {
  private:
   std::byte* const data_;
   const std::uint64_t bytes_;
+  const Access access_;
   const std::shared_ptr<const Device> none_;
   std::shared_ptr<const Device> pinned_by_;
 };

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "daemon/memory/touching.h"
+
 namespace mkernel::transport::emulated {
 
 bool Copier::supports(abi::RegionKind kind) const {
@@ -22,7 +24,8 @@ Result<std::shared_ptr<ImportedRegion>> Copier::import(const Announced& announce
   switch (announced.kind) {
     case abi::RegionKind::kHostMemory: {
       MK_RETURN_IF_ERROR(ipc::check_shared_memory(announced.fd, announced.offset, announced.bytes));
-      auto mapping = ipc::Mapping::map(announced.fd, announced.offset, announced.bytes);
+      // Its own daemon has sealed it: nobody maps it for writing any more.
+      auto mapping = ipc::Mapping::map_read_only(announced.fd, announced.offset, announced.bytes);
       if (!mapping.ok()) return mapping.status();
       region.mapping = std::move(mapping).value();
       return unmapped_elsewhere(std::move(region));
@@ -65,12 +68,14 @@ Result<Copier::Started> Copier::start(ImportedRegion& source, std::uint64_t sour
   if (budget == 0) return Started{};
   if (source.kind == abi::RegionKind::kHostMemory && !target.region->on_gpu()) {
     const std::uint64_t piece = std::min(budget, length);
+    // The source belongs to a session of the peer's daemon, which this one cannot end; both are of one group.
+    const memory::Touching touching(target.region->session);
     std::memcpy(target.region->host(target.offset), source.mapping.data() + source_offset, piece);
     return Started{piece, {}};
   }
   MK_RETURN_IF_ERROR(source.unusable.with_context("source"));
   if (source.engine == nullptr) {
-    auto pinned = engines_->pin(source.mapping.data(), source.bytes);
+    auto pinned = engines_->pin(source.mapping.data(), source.bytes, memory::Access::kRead);
     if (!pinned.ok()) return pinned.status().with_context("source");
     source.engine = std::move(pinned).value();
   }

@@ -18,7 +18,7 @@ namespace mkernel::transport::emulated {
 struct ImportedRegion {
   abi::RegionKind kind = abi::RegionKind::kHostMemory;
   std::uint64_t bytes = 0;
-  ipc::Mapping mapping;  ///< host memory: begins at the region's offset in its fd
+  ipc::Mapping mapping;  ///< host memory, read only: begins at the region's offset in its fd
   /// For the copy engines: GPU memory, and host memory once a put to a GPU reads from it.
   std::shared_ptr<memory::EngineMemory> engine;
   Status unusable;  ///< why puts from it are refused; only GPU memory can be announced and still be unusable

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "daemon/memory/touching.h"
+
 namespace mkernel::transport::tcp {
 namespace {
 
@@ -63,6 +65,11 @@ std::size_t StreamReader::prepare(iovec (&parts)[2], int& count) {
   return left_ + parts[count - 1].iov_len;
 }
 
+ssize_t StreamReader::read_parts(int socket, const iovec* parts, int count) const {
+  const memory::Touching touching(left_ > 0 && landing_.at != nullptr ? landing_.region->session : 0);
+  return ::readv(socket, parts, count);
+}
+
 Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress) {
   while (progress.work < budget) {
     iovec parts[2];
@@ -73,7 +80,7 @@ Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadP
     }
     const std::size_t asked = prepare(parts, count);
     if (asked == 0) return {};  // until engines have made room
-    const ssize_t got = ::readv(socket, parts, count);
+    const ssize_t got = read_parts(socket, parts, count);
     if (got == 0) return {StatusCode::kUnavailable, "the peer closed the connection"};
     if (got < 0) {
       if (errno == EINTR) continue;
@@ -178,6 +185,7 @@ std::size_t StreamReader::copy_out(std::size_t bytes) {
     return room.size();
   }
   if (landing_.at != nullptr) {
+    const memory::Touching touching(landing_.region->session);
     std::memcpy(landing_.at, staging_.data() + begin_, bytes);
     landing_.at += bytes;
   }

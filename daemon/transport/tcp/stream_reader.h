@@ -75,6 +75,7 @@ class StreamReader {
  private:
   std::size_t staged() const { return end_ - begin_; }
   std::size_t prepare(iovec (&parts)[2], int& count);
+  ssize_t read_parts(int socket, const iovec* parts, int count) const;
   Status consume(std::size_t bytes);
   Status parse();
   Status parse_frame(FrameType type);

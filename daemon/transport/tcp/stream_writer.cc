@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "daemon/memory/touching.h"
 #include "proto/ipc/packet.h"
 
 namespace mkernel::transport::tcp {
@@ -94,7 +95,9 @@ std::size_t StreamWriter::add_frame(Outbound& channel, const Put& put) {
   PutFrame& header = header_[puts_++];
   header = next_frame(channel, bytes);
   add_piece(&header, sizeof(header), {.owner = &channel});
-  if (bytes > 0) add_piece(data, bytes, {.owner = &channel, .payload = true, .zero_copy = zero_copy});
+  if (bytes > 0)
+    add_piece(data, bytes,
+              {.owner = &channel, .payload = true, .zero_copy = zero_copy, .session = put.source->session});
   return sizeof(header) + bytes;
 }
 
@@ -147,6 +150,19 @@ void StreamWriter::fill() {
 
 // The socket
 
+/// The pieces [next_, end). Memory of a single session is named, see memory::Touching.
+ssize_t StreamWriter::send_pieces(int socket, const msghdr& message, std::size_t end, int flags) const {
+  std::uint64_t session = 0;
+  bool several = false;
+  for (std::size_t at = next_; at < end; ++at) {
+    const std::uint64_t other = note_[at].session;
+    several = several || (other != 0 && session != 0 && other != session);
+    session = other != 0 ? other : session;
+  }
+  const memory::Touching touching(several ? 0 : session);
+  return ::sendmsg(socket, &message, flags);
+}
+
 ssize_t StreamWriter::send_run(int socket, std::size_t& asked) {
   // A zero-copy payload goes in a call of its own: the headers around it are reused long before the kernel
   // has done with its pages.
@@ -160,16 +176,16 @@ ssize_t StreamWriter::send_run(int socket, std::size_t& asked) {
   message.msg_iov = &piece_[next_];
   message.msg_iovlen = end - next_;
   const int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (end < count_ ? MSG_MORE : 0);
-  if (!zero_copy) return ::sendmsg(socket, &message, flags);
+  if (!zero_copy) return send_pieces(socket, message, end, flags);
 
-  const ssize_t sent = ::sendmsg(socket, &message, flags | MSG_ZEROCOPY);
+  const ssize_t sent = send_pieces(socket, message, end, flags | MSG_ZEROCOPY);
   if (sent > 0) {
     ++zero_copy_sent_;
     if (note_[next_].owner != nullptr) note_[next_].owner->zero_copy_end = zero_copy_sent_;
     return sent;
   }
   // ENOBUFS: too much memory is pinned already (net.core.optmem_max); this one is copied.
-  return sent < 0 && errno == ENOBUFS ? ::sendmsg(socket, &message, flags) : sent;
+  return sent < 0 && errno == ENOBUFS ? send_pieces(socket, message, end, flags) : sent;
 }
 
 void StreamWriter::advance(std::size_t bytes) {

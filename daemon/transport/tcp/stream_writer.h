@@ -6,6 +6,7 @@
 // turns in the batch, with one frame of a large put each. Payload from GPU memory comes through the Loader.
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <array>
@@ -71,12 +72,15 @@ class StreamWriter {
   static constexpr std::size_t kBatchPuts = 64;               ///< frames of them
   static constexpr std::size_t kPieces = 1 + 2 * kBatchPuts;  ///< control; a header and a payload per frame
 
+  ssize_t send_pieces(int socket, const msghdr& message, std::size_t end, int flags) const;
+
   /// What a piece of the batch is.
   struct Note {
     Outbound* owner = nullptr;  ///< null: control frames, or a frame whose channel is gone
     bool payload = false;       ///< of the frame whose header is the piece before
     bool zero_copy = false;
     std::uint64_t loaded = kNotLoaded;  ///< number of the Loader's piece
+    std::uint64_t session = 0;          ///< whose memory it is; 0: none of a client
   };
   static constexpr std::uint64_t kNotLoaded = ~std::uint64_t{0};
 

@@ -202,6 +202,32 @@ TEST_CASE("the user's own memfd can be registered, a plain file or an unsealed m
   });
 }
 
+TEST_CASE("a memfd that is sealed by its registration can be registered again while the session lives") {
+  FakeDaemon daemon;
+  auto memory = ipc::create_shared_memory("again", 4 * 4096);
+  REQUIRE(memory.ok());
+  const auto early = ipc::Mapping::map(memory->get(), 0, 4 * 4096);
+  REQUIRE(early.ok());
+  with_groups(daemon, 1, [&](Group& group) {
+    for (int round = 0; round < 2; ++round) {
+      const auto part = group.register_memory(memory->get(), 4096, 4096);
+      CHECK_MESSAGE(part.ok(), part.status().to_string());
+      const auto whole = group.register_memory(memory->get(), 0, 4 * 4096);
+      CHECK_MESSAGE(whole.ok(), whole.status().to_string());
+      if (!part.ok() || !whole.ok()) return;
+      part->data()[round] = std::byte{7};
+      CHECK(whole->data()[4096 + round] == std::byte{7});
+      CHECK(early->data()[4096 + round] == std::byte{7});
+    }
+    CHECK_FALSE(ipc::Mapping::map(memory->get(), 0, 4096).ok());
+  });
+  // The session is over, and with it what it kept.
+  with_groups(daemon, 1, [&](Group& group) {
+    check_status(group.register_memory(memory->get(), 0, 4096).status(), StatusCode::kFailedPrecondition,
+                 "F_SEAL_FUTURE_WRITE");
+  });
+}
+
 TEST_CASE("memory is there before it is registered, and what stood in it stays") {
   // The daemon's stores would make the pages otherwise, and it would be charged for them.
   FakeDaemon daemon;

@@ -214,12 +214,14 @@ class RawClient {
   }
 
   Status register_region(int fd, std::uint32_t index, std::uint64_t offset, std::uint64_t bytes,
-                         bool shared = false, abi::RegionKind kind = abi::RegionKind::kHostMemory) {
+                         bool shared = false, abi::RegionKind kind = abi::RegionKind::kHostMemory,
+                         bool keep = false) {
     auto body = message<abi::RegisterRegion>(abi::MessageType::kRegisterRegion);
     body.group = handle_;
     body.index = index;
     body.kind = static_cast<std::uint32_t>(kind);
     body.shared = shared ? 1 : 0;
+    body.keep = keep ? 1 : 0;
     body.offset = offset;
     body.bytes = bytes;
     // As the client library does. What is no memory the daemon refuses anyway.
@@ -235,6 +237,12 @@ class RawClient {
     body.group = handle_;
     body.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
     return ipc::from_reply(request<abi::PlainReply>(body, {&dma_buf, dma_buf < 0 ? 0U : 1U}).status);
+  }
+  Status seal_region(std::uint32_t index) {
+    auto body = message<abi::SealRegion>(abi::MessageType::kSealRegion);
+    body.group = handle_;
+    body.index = index;
+    return ipc::from_reply(request<abi::PlainReply>(body).status);
   }
   abi::MapRegionReply map_region(std::uint32_t rank, std::uint32_t index) {
     auto body = message<abi::MapRegion>(abi::MessageType::kMapRegion);

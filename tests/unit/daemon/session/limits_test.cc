@@ -34,7 +34,7 @@ TEST_CASE("a session's regions, fds and bytes are refused above its limits, and 
   const auto client = client_of(harness);
   REQUIRE(client->join("g", 1, 0).status.code == 0);
   const ipc::UniqueFd fd = sealed(4096);
-  REQUIRE(client->register_region(fd.get(), 0, 0, 4096).ok());
+  REQUIRE(client->register_region(fd.get(), 0, 0, 4096, false, abi::RegionKind::kHostMemory, true).ok());
   REQUIRE(client->register_region(fd.get(), 1, 0, 4096).ok());
   const Status third = client->register_region(fd.get(), 2, 0, 4096);
   CHECK(third.code() == StatusCode::kResourceExhausted);
@@ -42,7 +42,7 @@ TEST_CASE("a session's regions, fds and bytes are refused above its limits, and 
         "register_region: 1 regions on top of 2 of this session are above limits.max_regions = 2");
   REQUIRE(client->leave().ok());
   REQUIRE(client->join("g", 1, 0).status.code == 0);
-  CHECK(client->register_region(fd.get(), 0, 0, 4096).ok());
+  CHECK(client->register_region(fd.get(), 0, 0, 4096).ok());  // of a memfd that the session keeps
 }
 
 TEST_CASE("what a user holds counts over all his sessions and names the table that limits it") {

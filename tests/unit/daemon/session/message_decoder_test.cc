@@ -56,6 +56,8 @@ TEST_CASE("every request decodes to its type with its fields") {
       decoded(message_of<abi::RegisterRegion>(MessageType::kRegisterRegion), 1).value()));
   CHECK(std::holds_alternative<abi::UnregisterRegion>(
       decoded(message_of<abi::UnregisterRegion>(MessageType::kUnregisterRegion)).value()));
+  CHECK(std::holds_alternative<abi::SealRegion>(
+      decoded(message_of<abi::SealRegion>(MessageType::kSealRegion)).value()));
   CHECK(std::holds_alternative<abi::MapRegion>(
       decoded(message_of<abi::MapRegion>(MessageType::kMapRegion)).value()));
   CHECK(std::holds_alternative<abi::Exchange>(
@@ -92,7 +94,7 @@ TEST_CASE("a header that does not fit its packet is refused") {
 }
 
 TEST_CASE("unknown types are refused, the daemon's own replies and events among them") {
-  for (const int type : {0, 9, 50, 100, 101, 108, 200, 65535}) {
+  for (const int type : {0, 10, 50, 100, 101, 108, 200, 65535}) {
     CAPTURE(type);
     auto leave = message_of<abi::LeaveGroup>(static_cast<MessageType>(type));
     CHECK(contains(refusal(decoded(leave)), "unknown type " + std::to_string(type)));
@@ -176,9 +178,11 @@ TEST_CASE("a set reserved byte is refused in every message that has some") {
   spoil(message_of<abi::LeaveGroup>(MessageType::kLeaveGroup), offsetof(abi::LeaveGroup, reserved), 12,
         "leave_group");
   spoil(message_of<abi::RegisterRegion>(MessageType::kRegisterRegion),
-        offsetof(abi::RegisterRegion, reserved), 8, "register_region", 1);
+        offsetof(abi::RegisterRegion, reserved), 4, "register_region", 1);
   spoil(message_of<abi::UnregisterRegion>(MessageType::kUnregisterRegion),
         offsetof(abi::UnregisterRegion, reserved), 8, "unregister_region");
+  spoil(message_of<abi::SealRegion>(MessageType::kSealRegion), offsetof(abi::SealRegion, reserved), 8,
+        "seal_region");
   spoil(message_of<abi::MapRegion>(MessageType::kMapRegion), offsetof(abi::MapRegion, reserved), 4,
         "map_region");
   spoil(message_of<abi::FailGroup>(MessageType::kFailGroup), offsetof(abi::FailGroup, reserved), 8,

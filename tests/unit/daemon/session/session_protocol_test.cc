@@ -287,7 +287,7 @@ TEST_CASE("an unregistered index is free again and empty in the map") {
   REQUIRE(client.hello().status.code == 0);
   REQUIRE(client.join("g", 1, 0).status.code == 0);
   const ipc::UniqueFd fd = memory(4096);
-  REQUIRE(client.register_region(fd.get(), 2, 0, 4096).ok());
+  REQUIRE(client.register_region(fd.get(), 2, 0, 4096, false, abi::RegionKind::kHostMemory, true).ok());
   auto unregister = RawClient::message<abi::UnregisterRegion>(MessageType::kUnregisterRegion);
   unregister.group = client.handle();
   unregister.index = 2;
@@ -295,6 +295,7 @@ TEST_CASE("an unregistered index is free again and empty in the map") {
   CHECK(harness.control([](SessionServer& server) { return server.regions(); }).empty());
   CHECK(contains(ipc::from_reply(client.request<abi::PlainReply>(unregister).status).text(),
                  "no region at index 2"));
+  // The session keeps the right to map the memfd, which is sealed by now: the message said so.
   CHECK(client.register_region(fd.get(), 2, 0, 4096).ok());
 }
 
@@ -304,7 +305,8 @@ TEST_CASE("a shared region of the same node can be mapped, any other cannot") {
   join_both(a, b);
   const ipc::UniqueFd fd = memory(8192);
   REQUIRE(a.register_region(fd.get(), 0, 4096, 4096, true).ok());
-  REQUIRE(a.register_region(fd.get(), 1, 0, 4096, false).ok());
+  const ipc::UniqueFd own = memory(4096);
+  REQUIRE(a.register_region(own.get(), 1, 0, 4096, false).ok());
 
   const auto reply = b.map_region(0, 0);
   REQUIRE(reply.status.code == 0);
@@ -314,6 +316,12 @@ TEST_CASE("a shared region of the same node can be mapped, any other cannot") {
   const auto mine = ipc::Mapping::map(fd.get(), 4096, 4096);
   REQUIRE(theirs.ok());
   REQUIRE(mine.ok());
+  // Its owner seals it once: from then on nobody maps it for writing, and the mappings that are there go on.
+  CHECK(a.seal_region(0).ok());
+  CHECK(a.seal_region(0).code() == StatusCode::kAlreadyExists);
+  CHECK(contains(a.seal_region(1).text(), "is not shared host memory"));
+  CHECK(a.seal_region(5).code() == StatusCode::kNotFound);
+  CHECK_FALSE(ipc::Mapping::map(b.last_fds().at(0).get(), reply.offset, reply.bytes).ok());
   theirs.value().data()[17] = std::byte{99};
   CHECK(mine.value().data()[17] == std::byte{99});
 

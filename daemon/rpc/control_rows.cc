@@ -8,14 +8,14 @@
 namespace mkernel::rpc {
 namespace {
 
-void fill(const topology::Gid& from, v1::Gid& to) {
+void fill_gid(const topology::Gid& from, v1::Gid& to) {
   to.set_index(from.index);
   to.set_address(from.text());
   to.set_type(topology::name_of(from.type));
   to.set_interface(from.interface);
 }
 
-void fill(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1::Device& to) {
+void fill_device(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1::Device& to) {
   to.set_device(device.name);
   to.set_port(port.number);
   to.set_state(port.state);
@@ -35,7 +35,7 @@ void fill(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1
   to.set_numa_node(device.numa_node);
   to.set_pci_address(device.pci_address);
   to.set_not_usable(topology::not_usable(device, port));
-  for (const topology::Gid& gid : port.gids) fill(gid, *to.add_gids());
+  for (const topology::Gid& gid : port.gids) fill_gid(gid, *to.add_gids());
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ void fill(const session::ChannelSnapshot& from, v1::Channel& to) {
 
 void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply) {
   for (const topology::RdmaDevice& device : devices) {
-    for (const topology::RdmaPort& port : device.ports) fill(device, port, *reply.add_devices());
+    for (const topology::RdmaPort& port : device.ports) fill_device(device, port, *reply.add_devices());
   }
 }
 

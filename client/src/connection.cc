@@ -117,8 +117,10 @@ Status Connection::exchange(std::span<const std::byte> message, std::span<const 
     waiters_[header.sequence] = &waiter;  // before sending: the reply may be faster than this thread
   }
   const Status sent = send(message, fds, deadline);
+  // A daemon that reads no more has said why, or its socket is closed: the watcher finds out.
+  const bool wait = sent.ok() || sent.code() == StatusCode::kUnavailable;
   const MutexLock lock(mutex_);
-  while (sent.ok() && !waiter.answered && lost_.ok() && waiter.wake.wait_until(mutex_, deadline)) {
+  while (wait && !waiter.answered && lost_.ok() && waiter.wake.wait_until(mutex_, deadline)) {
   }
   waiters_.erase(header.sequence);
   if (waiter.answered) return {};
@@ -131,6 +133,10 @@ Status Connection::exchange(std::span<const std::byte> message, std::span<const 
 Status Connection::send(std::span<const std::byte> message, std::span<const int> fds, Deadline deadline) {
   while (true) {
     const Status sent = ipc::send_packet(socket_.get(), message, fds);
+    if (sent.code() == StatusCode::kAborted) {
+      return {StatusCode::kResourceExhausted,
+              daemon() + ": this user has too many fds in flight (RLIMIT_NOFILE): " + sent.text()};
+    }
     if (sent.code() != StatusCode::kResourceExhausted) return sent.with_context(daemon());
     pollfd room{socket_.get(), POLLOUT, 0};
     const int ready = ::poll(&room, 1, milliseconds_until(deadline));

@@ -7,8 +7,20 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace mkernel::ipc {
+namespace {
+
+/// Packets that discard_packets() takes out at most: nobody who is honest leaves more.
+constexpr int kMostDiscarded = 64;
+
+StatusCode send_error(int error) {
+  if (error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS) return StatusCode::kResourceExhausted;
+  return error == ETOOMANYREFS ? StatusCode::kAborted : StatusCode::kUnavailable;
+}
+
+}  // namespace
 
 Status send_packet(int socket, std::span<const std::byte> bytes, std::span<const int> fds) {
   iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -31,25 +43,26 @@ Status send_packet(int socket, std::span<const std::byte> bytes, std::span<const
     sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) return {};
-  const bool full = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS;
-  return {full ? StatusCode::kResourceExhausted : StatusCode::kUnavailable,
-          std::string("send on the session socket: ") + std::strerror(errno)};
+  return {send_error(errno), std::string("send on the session socket: ") + std::strerror(errno)};
 }
 
 Status receive_packet(int socket, Packet& packet) {
   packet.fds.clear();
   iovec piece{packet.data, sizeof(packet.data)};
-  // Room for one fd more than is allowed, so that "too many" is seen rather than silently cut.
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * (abi::kMaxFds + 1))];
+  // Room for all that a packet can carry: what has no room the kernel closes on this thread, and close() of
+  // somebody else's fd takes as long as he likes.
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxPacketFds)];
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t got = 0;
+  bool reset = false;
   do {
     got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+    // A reset is reported once, before the packets that the other side sent earlier.
+  } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0) {
     const bool empty = errno == EAGAIN || errno == EWOULDBLOCK;
     return {empty ? StatusCode::kNotFound : StatusCode::kUnavailable,
@@ -66,14 +79,37 @@ Status receive_packet(int socket, Packet& packet) {
   }
   packet.bytes = static_cast<std::size_t>(got);
   packet.truncated = (message.msg_flags & MSG_TRUNC) != 0;
-  // The kernel cuts the list where the buffer ends, which has room for one too many, or where this process
-  // may open no more.
   packet.fds_truncated = packet.fds.size() > abi::kMaxFds;
+  // The kernel cuts the list where this process may open no more.
   packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !packet.fds_truncated;
   if (got == 0 && packet.fds.empty() && !packet.fds_lost) {
     return {StatusCode::kUnavailable, "the other side closed the session socket"};
   }
   return {};
+}
+
+bool discard_packets(int socket) {
+  // With credentials a packet can be told from the end of the stream even when it has no bytes. Its fds have
+  // no room beside them, which MSG_CTRUNC says; a look ahead closes none of them.
+  const int on = 1;
+  if (::setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0) return false;
+  for (int i = 0; i < kMostDiscarded; ++i) {
+    char scrap = 0;
+    iovec piece{&scrap, sizeof(scrap)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(ucred))];
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t got = ::recvmsg(socket, &message, MSG_PEEK | MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == ECONNRESET)) continue;
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    if (got == 0 && CMSG_FIRSTHDR(&message) == nullptr) return true;
+    if ((message.msg_flags & MSG_CTRUNC) != 0) return false;
+    if (::recv(socket, &scrap, sizeof(scrap), MSG_DONTWAIT) < 0) return false;
+  }
+  return false;
 }
 
 void copy_text(std::span<char> field, std::string_view text) {

@@ -48,8 +48,9 @@ Where the ranks of different nodes run under different uids, they share a secret
 
 A result replaces an earlier file of its name when it is whole.
 
-Exit codes: 0 done; 1 the group or the operation failed, or a result could not be written; 2 usage, or a file that is
-missing, malformed, of the wrong shape or cannot be opened; 3 the daemon is not reachable.)";
+Exit codes: 0 done; 1 the daemon refused, the group or the operation failed, or a result could not be written; 2 usage,
+or a file that is missing, malformed, of the wrong shape or cannot be opened; 3 the daemon is not reachable: later it
+may be.)";
 
 struct Flags {
   Options options;
@@ -263,8 +264,8 @@ int run_rank(const Options& options) {
                                    .name = "mkrun " + options.op,
                                    .device = options.device.value_or(SessionOptions{}.device)});
   if (!session.ok()) {
+    // What a daemon refuses, or the mode of its socket, it refuses again.
     const bool unreachable = session.status().code() == StatusCode::kUnavailable ||
-                             session.status().code() == StatusCode::kPermissionDenied ||
                              session.status().code() == StatusCode::kDeadlineExceeded;
     return report(unreachable ? kNotReachable : kFailed, session.status(), options);
   }

@@ -79,16 +79,48 @@ TEST_CASE("a daemon that goes away is named, and so is the reason it gave") {
   check_status(ended->status(), StatusCode::kInvalidArgument, "slot 3 names a foreign channel");
 }
 
+/// A session socket whose other side the test plays by hand.
+struct Listener {
+  Listener() {
+    char made[] = "/tmp/mkernel-session-XXXXXX";
+    REQUIRE(::mkdtemp(made) != nullptr);
+    folder = made;
+    path = folder + "/socket";
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    REQUIRE(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    REQUIRE(::listen(socket.get(), 4) == 0);
+  }
+  ~Listener() {
+    ::unlink(path.c_str());
+    ::rmdir(folder.c_str());
+  }
+  ipc::UniqueFd accept() const { return ipc::UniqueFd(::accept(socket.get(), nullptr, nullptr)); }
+
+  std::string folder, path;
+  const ipc::UniqueFd socket{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+};
+
+TEST_CASE("a refusal arrives whatever the client was doing when the daemon closed its socket") {
+  // Half of those above users.default.max_connections read "Broken pipe" instead of the reason.
+  const Listener listener;
+  abi::SessionEnded refusal{};
+  refusal.header = ipc::header_of<abi::SessionEnded>(abi::MessageType::kSessionEnded, 0);
+  refusal.status = ipc::to_reply({StatusCode::kPermissionDenied, "user 7 may not use mkernel"});
+  for (int i = 0; i < 200; ++i) {
+    std::thread daemon([&] {
+      const ipc::UniqueFd client = listener.accept();
+      CHECK(ipc::send_message(client.get(), refusal).ok());
+    });
+    const auto session = Session::connect({.socket = listener.path, .timeout = kLong});
+    daemon.join();
+    check_status(session.status(), StatusCode::kPermissionDenied, "user 7 may not use mkernel");
+  }
+}
+
 TEST_CASE("garbage on the socket ends the session instead of being believed") {
-  char folder[] = "/tmp/mkernel-garbage-XXXXXX";
-  REQUIRE(::mkdtemp(folder) != nullptr);
-  const std::string path = std::string(folder) + "/socket";
-  const ipc::UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-  REQUIRE(::listen(listener.get(), 4) == 0);
+  const Listener listener;
   const std::vector<std::pair<std::vector<std::uint32_t>, std::string>> cases = {
       {{1, 2}, "malformed packet of 8 bytes"},
       {{1, 2, 3, 4}, "no message"},
@@ -99,18 +131,16 @@ TEST_CASE("garbage on the socket ends the session instead of being believed") {
   };
   for (const auto& [words, expected] : cases) {
     std::thread liar([&, sent = std::as_bytes(std::span(words))] {
-      const ipc::UniqueFd peer(::accept(listener.get(), nullptr, nullptr));
+      const ipc::UniqueFd peer = listener.accept();
       ipc::Packet hello;
       CHECK(ipc::receive_packet(peer.get(), hello).ok());
       CHECK(ipc::send_packet(peer.get(), sent).ok());
       CHECK_FALSE(ipc::receive_packet(peer.get(), hello).ok());  // until the client hangs up
     });
-    const auto session = Session::connect({.socket = path, .timeout = kLong});
+    const auto session = Session::connect({.socket = listener.path, .timeout = kLong});
     check_status(session.status(), StatusCode::kInternal, expected);
     liar.join();
   }
-  ::unlink(path.c_str());
-  ::rmdir(folder);
 }
 
 }  // namespace

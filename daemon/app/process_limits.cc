@@ -19,7 +19,7 @@ namespace {
 /// An idle daemon with TCP holds about 40, and gRPC some more for each peer and each mkctl. What
 /// session::NodeBudget keeps back for them is 64 at least.
 constexpr std::uint64_t kOwnFds = 96, kFdsPerProxy = 16, kFirstSessionFds = 48;
-/// Control, log, regions, reaper, NIC watch, two aside, one of libraries.
+/// Control, log, regions, undertaker, NIC watch, two aside, one of libraries.
 constexpr std::uint64_t kOwnThreads = 8;
 /// gRPC starts more of its own while the daemon runs, up to so many on most machines.
 constexpr std::uint64_t kGrowingThreads = 16;

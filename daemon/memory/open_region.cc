@@ -4,12 +4,12 @@
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -46,15 +46,31 @@ Status check_writable_and_plain(int fd) {
   return {};
 }
 
+/// What the kernel itself knows of a file. fstat() would ask the server of a FUSE or network file, which need
+/// not answer.
+bool look_at(int fd, struct statx& info) {
+  return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &info) == 0;
+}
+
 /// What the file behind an fd is, for errors.
-std::string file_text(const struct stat& info) {
-  if (S_ISCHR(info.st_mode)) {
-    return "character device " + std::to_string(major(info.st_rdev)) + ":" +
-           std::to_string(minor(info.st_rdev));
+std::string file_text(const struct statx& info) {
+  if (S_ISCHR(info.stx_mode)) {
+    return "character device " + std::to_string(info.stx_rdev_major) + ":" +
+           std::to_string(info.stx_rdev_minor);
   }
-  if (S_ISREG(info.st_mode)) return "a regular file or memfd";
-  if (S_ISSOCK(info.st_mode)) return "a socket";
-  return S_ISDIR(info.st_mode) ? "a folder" : "a pipe, event or the like";
+  if (S_ISREG(info.stx_mode)) return "a regular file or memfd";
+  if (S_ISSOCK(info.stx_mode)) return "a socket";
+  return S_ISDIR(info.stx_mode) ? "a folder" : "a pipe, event or the like";
+}
+
+/// True of a memfd or dma-buf: the kernel alone answers what is asked of it.
+bool is_kernel_memory(int fd) {
+  if (::fcntl(fd, F_GET_SEALS) >= 0) return true;
+  std::ifstream lines("/proc/self/fdinfo/" + std::to_string(fd));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("exp_name:")) return true;  // who exported it: of dma-bufs alone
+  }
+  return false;
 }
 
 Status check_device(const RegionRequest& request) {
@@ -69,11 +85,11 @@ Status check_device(const RegionRequest& request) {
 /// but any other kind of file would be kept alive as well: the client's own socket, say, which would then
 /// never read as closed.
 Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
-  struct stat info {};
-  if (::fstat(request.fd.get(), &info) != 0) {
-    return {StatusCode::kInvalidArgument, std::string("fstat of the region's fd: ") + std::strerror(errno)};
+  struct statx info {};
+  if (!look_at(request.fd.get(), info)) {
+    return {StatusCode::kInvalidArgument, std::string("statx of the region's fd: ") + std::strerror(errno)};
   }
-  if (!S_ISCHR(info.st_mode) || major(info.st_rdev) != gpu_major) {
+  if (!S_ISCHR(info.stx_mode) || info.stx_rdev_major != gpu_major) {
     return {StatusCode::kInvalidArgument, "fd of a region of kind vmm is " + file_text(info) +
                                               ", a VMM allocation's is a character device of major " +
                                               std::to_string(gpu_major)};
@@ -93,15 +109,17 @@ Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
 Status check_dma_buf(const RegionRequest& request, long type) {
   if (!request.dma_buf.valid()) return {};
   struct statfs info {};
-  struct stat file {};
-  if (::fstatfs(request.dma_buf.get(), &info) != 0 || ::fstat(request.dma_buf.get(), &file) != 0) {
+  struct statx file {};
+  const int fd = request.dma_buf.get();
+  const bool memory = is_kernel_memory(fd);
+  if (!look_at(fd, file) || (memory && ::fstatfs(fd, &info) != 0)) {
     return {StatusCode::kInvalidArgument,
-            std::string("fstat of the region's dma-buf: ") + std::strerror(errno)};
+            std::string("statx of the region's dma-buf: ") + std::strerror(errno)};
   }
-  if (static_cast<long>(info.f_type) != type) {
+  if (!memory || static_cast<long>(info.f_type) != type) {
     return {StatusCode::kInvalidArgument, "dma-buf of a region is " + file_text(file) + ", not a dma-buf"};
   }
-  const off_t size = ::lseek(request.dma_buf.get(), 0, SEEK_END);
+  const off_t size = ::lseek(fd, 0, SEEK_END);
   if (size < 0) {
     return {StatusCode::kInvalidArgument, std::string("size of the dma-buf: ") + std::strerror(errno)};
   }
@@ -186,8 +204,8 @@ const char* kind_name(abi::RegionKind kind) {
   return "none";
 }
 
-Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id, const RegionRules& rules,
-                                            ipc::WriteHolds& holds) {
+Result<std::unique_ptr<Region>> open_region(RegionRequest&& request, std::uint64_t id,
+                                            const RegionRules& rules, ipc::WriteHolds& holds) {
   MK_RETURN_IF_ERROR(check_kind(request.kind));
   if (request.bytes > rules.max_bytes) {
     return Status(StatusCode::kResourceExhausted,

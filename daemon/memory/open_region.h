@@ -53,9 +53,11 @@ struct RegionRules {
 /// of a session without GPU, for a memfd that another user or daemon has sealed, and what seal_region()
 /// refuses. kUnimplemented for huge pages.
 /// How large the allocation behind a vmm fd or an IPC handle really is only a driver can tell: whoever maps
-/// it finds out. Takes as long as the client likes: only for a thread on which this user alone waits.
-Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id, const RegionRules& rules,
-                                            ipc::WriteHolds& holds);
+/// it finds out. Takes as long as the client likes: only for a thread on which this user alone waits. On an
+/// error the fds stay in `request`, but for a memfd: closing the others may take as long as their sender
+/// likes.
+Result<std::unique_ptr<Region>> open_region(RegionRequest&& request, std::uint64_t id,
+                                            const RegionRules& rules, ipc::WriteHolds& holds);
 
 /// Seals the memfd of a region of host memory (F_SEAL_FUTURE_WRITE), so that nobody can punch a hole into it
 /// any more, then looks for holes. From then on no load and no store of the daemon creates a page or waits

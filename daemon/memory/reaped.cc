@@ -20,7 +20,7 @@ void unmap_in_slices(const ipc::Mapping& mapping) {
 }  // namespace
 
 std::shared_ptr<const Region> reaped(std::unique_ptr<Region> region,
-                                     const std::shared_ptr<base::FairWorker>& reaper, std::uint64_t owner) {
+                                     const std::shared_ptr<base::OwnerWorkers>& reaper, std::uint64_t owner) {
   return {region.release(), [reaper, owner](Region* dead) {
             reaper->post(owner, [held = std::shared_ptr<Region>(dead)] { unmap_in_slices(held->mapping); });
           }};

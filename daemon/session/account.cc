@@ -28,6 +28,7 @@ const char* name_of(Resource resource) {
     case Resource::kDaemonBytes: return "bytes of daemon memory";
     case Resource::kChannels: return "channels";
     case Resource::kMappings: return "mappings";
+    case Resource::kUnclosedFds: return "unclosed fds";
   }
   return "";
 }
@@ -69,7 +70,8 @@ NodeBudget NodeBudget::of_this_process() {
   rlimit files{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY;
   budget.fd_limit = known ? files.rlim_cur : kUnlimited;
-  const std::uint64_t kept = open_fds() + std::clamp<std::uint64_t>(budget.fd_limit / 8, 64, 1024);
+  const std::uint64_t kept =
+      open_fds() + std::clamp<std::uint64_t>(budget.fd_limit / 8, 64, 1024) + 2 * ipc::kMaxPacketFds;
   budget.fds = budget.fd_limit > kept ? budget.fd_limit - kept : 0;
   std::ifstream file("/proc/sys/vm/max_map_count");
   if (!(file >> budget.map_limit)) budget.map_limit = kDefaultMapLimit;
@@ -138,7 +140,8 @@ Accounts::Limit Accounts::user_limit(const config::UserRights& rights, Resource 
     case Resource::kGpuBytes: return {user.max_gpu_bytes, "max_gpu_bytes"};
     case Resource::kDaemonBytes: return {user.daemon_limit(), "max_daemon_bytes"};
     case Resource::kChannels: return {user.max_channels, "max_channels"};
-    case Resource::kMappings: break;
+    case Resource::kMappings:
+    case Resource::kUnclosedFds: break;
   }
   return {kUnlimited, ""};
 }
@@ -187,10 +190,23 @@ Result<Charge> Accounts::take(const Account& account, const Amounts& more) {
       return refused;
     }
   }
+  return add(account, more);
+}
+
+Charge Accounts::add(const Account& account, const Amounts& more) const {
   // The user outlives his ledger's last charge.
   const std::shared_ptr<Ledger> of_user(account.user_, &account.user_->ledger);
   return Charge(std::make_shared<Taken>(
       std::vector<std::shared_ptr<Ledger>>{account.ledger_, of_user, node_ledger_}, more));
+}
+
+Status Accounts::check_unclosed(const User& user) {
+  const std::uint64_t waiting = user.ledger.held(Resource::kUnclosedFds);
+  if (waiting <= kMaxUnclosedFds) return {};
+  return {StatusCode::kResourceExhausted,
+          "user " + std::to_string(user.uid) + " has sent " + std::to_string(waiting) +
+              " fds that the daemon could not close yet, at most " + std::to_string(kMaxUnclosedFds) +
+              " may wait: sockets that linger, or files whose server does not answer"};
 }
 
 std::uint64_t session_memory_bytes(std::uint64_t segment_bytes, std::uint32_t rails) {

@@ -17,6 +17,7 @@
 #include "daemon/config/config.h"
 #include "daemon/session/inspect.h"
 #include "proto/abi/status.h"
+#include "proto/ipc/packet.h"
 
 namespace mkernel::session {
 
@@ -29,9 +30,14 @@ enum class Resource : std::size_t {
   kGpuBytes,
   kDaemonBytes,
   kChannels,
-  kMappings,  ///< limited for the node alone
+  kMappings,     ///< limited for the node alone
+  kUnclosedFds,  ///< that a client sent and nobody wants, also counted as kFds; not limited, see
+                 ///< check_unclosed()
 };
-inline constexpr std::size_t kResources = 9;
+inline constexpr std::size_t kResources = 10;
+
+/// Above so many fds that wait to be closed a user's sockets are not read, and his connections are refused.
+inline constexpr std::uint64_t kMaxUnclosedFds = 256;
 
 /// An amount of every resource.
 class Amounts {
@@ -67,8 +73,11 @@ using Charge = std::shared_ptr<const void>;
 struct NodeBudget {
   std::uint64_t fds = 0, fd_limit = 0;  ///< RLIMIT_NOFILE less what is open and a reserve; the limit itself
   std::uint64_t mappings = 0, map_limit = 0;  ///< three quarters of vm.max_map_count; that itself
+  /// Up to so many fds of sessions a packet may be received: beyond `fds` are those that wait to be closed.
+  std::uint64_t packet_limit() const { return fds + ipc::kMaxPacketFds; }
   /// As of now. Beside the fds that this process has open already, an eighth of all (64 to 1,024) is kept for
-  /// accepting, answering, peers and files.
+  /// accepting, answering, peers and files, and room for two packets with as many fds as the kernel allows:
+  /// one that a user sent whose fds cannot be closed, and the next one.
   static NodeBudget of_this_process();
 };
 
@@ -118,6 +127,13 @@ class Accounts {
   /// Takes all of it or nothing. Errors: kResourceExhausted, which names the resource, how much is held, the
   /// limit and the key that sets it.
   Result<Charge> take(const Account& account, const Amounts& more);
+  /// Counts what is here already, whatever the limits say.
+  Charge add(const Account& account, const Amounts& more) const;
+
+  /// OK unless so many fds of this user wait to be closed that he may send no more. The text names him.
+  static Status check_unclosed(const User& user);
+  /// This process has room for the fds of one more packet, whatever is in it.
+  bool room_for_packet() const { return node_ledger_->held(Resource::kFds) <= budget_.packet_limit(); }
 
   const NodeBudget& budget() const { return budget_; }
   void set_budget(const NodeBudget& budget) { budget_ = budget; }

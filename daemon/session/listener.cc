@@ -116,9 +116,12 @@ std::vector<std::uint32_t> supplementary_groups(int socket) {
 }  // namespace
 
 void Listener::close() {
-  if (!fd_.valid()) return;
-  file_.remove();
-  fd_.reset();
+  release().reset();
+}
+
+ipc::UniqueFd Listener::release() {
+  if (fd_.valid()) file_.remove();
+  return std::move(fd_);
 }
 
 Result<Listener> open_listener(const ListenerOptions& options) {

@@ -38,6 +38,9 @@ class Listener {
   int fd() const { return fd_.get(); }
   const base::SocketFile& file() const { return file_; }
   void close();
+  /// Removes the file and leaves the socket to the caller: with it die connections that nobody has accepted,
+  /// and what their clients have sent.
+  ipc::UniqueFd release();
 
  private:
   ipc::UniqueFd fd_;

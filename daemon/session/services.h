@@ -9,13 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "daemon/base/fair_worker.h"
 #include "daemon/base/line_limit.h"
+#include "daemon/base/owner_workers.h"
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
 #include "daemon/memory/open_region.h"
 #include "daemon/session/account.h"
+#include "daemon/session/control_door.h"
 #include "daemon/session/group_coordinator.h"
+#include "daemon/session/undertaker.h"
 
 namespace mkernel::session {
 
@@ -23,9 +25,6 @@ class Session;
 
 /// Control thread only.
 struct Services {
-  /// Owner of what the reaper frees for no user in particular; no uid.
-  static constexpr std::uint64_t kNobody = ~std::uint64_t{0};
-
   boost::asio::io_context& io;
   std::string node_name;
   std::uint64_t boot_id = 0;
@@ -33,9 +32,12 @@ struct Services {
   config::Limits limits;
   std::vector<dataplane::Proxy*> proxies;  ///< by rail
   Accounts accounts;
-  /// Opens regions, and frees them: both take time with their size. The first may end before the second.
-  std::unique_ptr<base::FairWorker> opener = std::make_unique<base::FairWorker>("mk-regions");
-  std::shared_ptr<base::FairWorker> reaper = std::make_shared<base::FairWorker>("mk-reaper");
+  /// Closes what clients have sent, and frees their regions.
+  std::unique_ptr<Undertaker> undertaker = std::make_unique<Undertaker>(io, accounts);
+  /// Opens regions, which takes time with their size: a thread for each user who registers some.
+  std::unique_ptr<base::OwnerWorkers> opener = std::make_unique<base::OwnerWorkers>("mk-regions");
+  /// For its jobs, which may end later than the sessions.
+  std::shared_ptr<ControlDoor> door = std::make_shared<ControlDoor>(io);
   /// Lines of the log that clients cause, by uid: each line at a level that is written by default asks here.
   /// Far below what journald takes of a service (10,000 in 30 s).
   std::unique_ptr<base::LineLimit> lines =
@@ -58,12 +60,6 @@ struct Services {
   std::function<void(dataplane::SessionId)> session_done;
   /// A group's channels are closed on every proxy.
   std::function<void()> group_closed;
-
-  /// Closes fds that a client has sent: one may be the last of much memory.
-  void bury(std::vector<ipc::UniqueFd> fds) const {
-    if (fds.empty()) return;
-    reaper->post(kNobody, [held = std::make_shared<std::vector<ipc::UniqueFd>>(std::move(fds))] {});
-  }
 
   std::uint32_t rails() const { return static_cast<std::uint32_t>(proxies.size()); }
 };

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/post.hpp>
+#include <boost/system/system_error.hpp>
 
 #include "daemon/session/gather.h"
 
@@ -13,13 +15,19 @@ namespace {
 
 /// Packets handled before other sessions get their turn.
 constexpr int kBatch = 16;
-/// Batches handled after the client's process has ended: all that it can have left in the socket, and a bound
-/// for a child of it that goes on sending.
+/// Batches handled after the client has hung up: all that it can have left in the socket, and a bound for a
+/// child of it that goes on sending.
 constexpr int kLastBatches = 16;
 
 /// While a peer is far behind, who has used half of what may come at once waits until it is not.
 constexpr double kCongestedShare = 0.5;
 constexpr std::chrono::milliseconds kCongestedLook{10};
+
+/// Packets with fds that a client may leave unread before no more of its requests are read.
+constexpr std::size_t kUnreadReplies = 4;
+constexpr std::chrono::milliseconds kUnreadLook{100};  ///< between looks whether it has read them
+/// A session whose user's fds cannot be closed for so long ends.
+constexpr std::chrono::seconds kUnclosedPatience{1};
 
 }  // namespace
 
@@ -32,14 +40,27 @@ Session::Session(Services& services, dataplane::SessionId id, ipc::UniqueFd sock
       pidfd_(services.io),
       hello_timer_(services.io),
       pace_timer_(services.io),
+      in_flight_timer_(services.io),
       account_(std::move(account)),
       connection_charge_(std::move(charge)) {
-  // assign() may throw; only then does the descriptor own the fd.
-  socket_.assign(socket.get());
-  static_cast<void>(socket.release());
-  if (!identity_.pidfd.valid()) return;
-  pidfd_.assign(identity_.pidfd.get());
-  static_cast<void>(identity_.pidfd.release());
+  try {  // assign() may throw; when it does not, the descriptor owns the fd
+    socket_.assign(socket.get());
+    static_cast<void>(socket.release());
+    if (!identity_.pidfd.valid()) return;
+    pidfd_.assign(identity_.pidfd.get());
+    static_cast<void>(identity_.pidfd.release());
+  } catch (const boost::system::system_error&) {
+    if (socket_.is_open()) socket.reset(socket_.release());
+    services_.undertaker->close_connection(account_, std::move(socket));
+    throw;
+  }
+}
+
+Session::~Session() {
+  // Not ended when the server goes first, or when it could not start.
+  if (socket_.is_open()) {
+    services_.undertaker->close_connection(account_, ipc::UniqueFd(socket_.release()));
+  }
 }
 
 void Session::start() {
@@ -78,14 +99,34 @@ void Session::pause(std::chrono::nanoseconds time) {
     const auto self = weak.lock();
     if (error || self == nullptr || self->ending_) return;
     const auto more = self->pause_needed();
+    if (self->no_room_since_ &&
+        std::chrono::steady_clock::now() - *self->no_room_since_ > kUnclosedPatience) {
+      if (const Status why = Accounts::check_unclosed(self->user()); !why.ok()) {
+        return self->end(why.with_context(self->describe()));
+      }
+    }
     self->waiting_ = false;
     more.count() == 0 ? self->wait_for_packets() : self->pause(more);
   });
 }
 
+Status Session::check_room() const {
+  MK_RETURN_IF_ERROR(Accounts::check_unclosed(account_.user()));
+  if (services_.accounts.room_for_packet()) return {};
+  return {StatusCode::kResourceExhausted, "no room for the fds of one more packet"};
+}
+
 std::chrono::nanoseconds Session::pause_needed() {
-  if (!introduced()) return std::chrono::nanoseconds(0);
   const auto now = std::chrono::steady_clock::now();
+  if (check_room().ok()) {
+    no_room_since_.reset();
+  } else {
+    no_room_since_ = no_room_since_.value_or(now);
+    return kCongestedLook;
+  }
+  if (!introduced()) return std::chrono::nanoseconds(0);
+  if (in_flight_.size() >= kUnreadReplies) settle_in_flight();
+  if (in_flight_.size() >= kUnreadReplies) return kCongestedLook;
   std::chrono::nanoseconds time(0);
   for (base::TokenBucket* bucket : {&account_.messages(), &account_.user().messages}) {
     time = std::max(time, bucket->wait(now));
@@ -112,20 +153,26 @@ void Session::wait_for_exit() {
                     [weak = weak_from_this()](const boost::system::error_code& error) {
                       const auto self = weak.lock();
                       if (error || self == nullptr) return;
-                      for (int i = 0; i < kLastBatches && !self->ending_; ++i) self->read_packets(false);
-                      self->gone();
+                      self->hang_up();
                     });
+}
+
+void Session::hang_up() {
+  hanging_up_ = true;
+  for (int i = 0; i < kLastBatches && !ending_; ++i) read_packets(false);
+  gone();
 }
 
 void Session::read_packets(bool paced) {
   for (int i = 0; i < kBatch && !ending_; ++i) {
     if (paced && pause_needed().count() != 0) return;
+    if (!check_room().ok()) return;
     ipc::Packet packet;
     const Status received = ipc::receive_packet(socket_.native_handle(), packet);
     if (received.code() == StatusCode::kNotFound) return;
     if (!received.ok()) return gone();
     handle(packet);
-    services_.bury(std::move(packet.fds));
+    services_.undertaker->close_fds(account_, std::move(packet.fds));
   }
 }
 
@@ -145,6 +192,7 @@ void Session::end(const Status& why) {
   }
   hello_timer_.cancel();
   pace_timer_.cancel();
+  in_flight_timer_.cancel();
   std::chrono::milliseconds drain(0);
   for (const auto& [handle, group] : groups_) {
     drain = std::max(drain, group->drain_limit());
@@ -154,8 +202,9 @@ void Session::end(const Status& why) {
     write_session_failure(port_->segment, services_.node_name, why);
     services_.coordinator->session_gone(id_, why);
   }
-  say_farewell(socket_.native_handle(), why, services_);
-  socket_.close();
+  say_farewell(socket_.native_handle(), why);
+  in_flight_.push_back(connection_charge_);
+  services_.undertaker->close_session(account_, ipc::UniqueFd(socket_.release()), std::move(in_flight_));
   if (pidfd_.is_open()) pidfd_.close();
 
   const auto on_all =
@@ -168,22 +217,46 @@ void Session::end(const Status& why) {
   }
 }
 
-void Session::say_farewell(int socket, const Status& why, const Services& services) {
-  // A Unix socket that is closed with unread packets resets its peer, who would then never see the last word.
+void Session::unsent(const Status& why) {
+  if (why.code() != StatusCode::kUnavailable) {
+    return end({StatusCode::kResourceExhausted, describe() + " does not read its replies: " + why.text()});
+  }
+  // Later, because this may be within the handling of a packet.
+  hanging_up_ = true;
+  boost::asio::post(services_.io, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->hang_up();
+  });
+}
+
+void Session::settle_in_flight() {
+  if (!in_flight_.empty() && !ending_ && Undertaker::all_read(socket_.native_handle())) in_flight_.clear();
+}
+
+void Session::watch_in_flight() {
+  in_flight_timer_.expires_after(kUnreadLook);
+  in_flight_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr) return;
+    self->settle_in_flight();
+    if (!self->in_flight_.empty()) self->watch_in_flight();
+  });
+}
+
+void Session::say_farewell(int socket, const Status& why) {
   ::shutdown(socket, SHUT_RD);
-  ipc::Packet unread;
-  while (ipc::receive_packet(socket, unread).ok()) services.bury(std::move(unread.fds));
   abi::SessionEnded event{};
   event.header = ipc::header_of<abi::SessionEnded>(abi::MessageType::kSessionEnded, 0);
   event.status = ipc::to_reply(why);
   // The client may be gone, which is one reason to be here.
   static_cast<void>(ipc::send_message(socket, event));
+  ::shutdown(socket, SHUT_RDWR);
 }
 
 void Session::let_go() {
   groups_.clear();
   if (!kept_.empty()) {
-    services_.reaper->post(uid(), [held = std::make_shared<decltype(kept_)>(std::exchange(kept_, {}))] {});
+    services_.undertaker->workers()->post(
+        uid(), [held = std::make_shared<decltype(kept_)>(std::exchange(kept_, {}))] {});
   }
   port_.reset();
   session_charge_.reset();

@@ -13,7 +13,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "daemon/session/channel_space.h"
 #include "daemon/session/inspect.h"
@@ -30,13 +33,14 @@ class Session : public std::enable_shared_from_this<Session> {
   /// `charge`: what the account has been charged for the connection.
   Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity,
           Account account, Charge charge);
+  ~Session();
 
   void start();
   /// Once; later calls do nothing. `services.session_done` follows when everything is given back.
   void end(const Status& why);
 
-  /// The last packet to a client whose socket is closed right after.
-  static void say_farewell(int socket, const Status& why, const Services& services);
+  /// The last packet to a client. Nothing goes through the socket afterwards.
+  static void say_farewell(int socket, const Status& why);
 
   dataplane::SessionId id() const { return id_; }
   std::uint32_t uid() const { return identity_.uid; }
@@ -51,13 +55,16 @@ class Session : public std::enable_shared_from_this<Session> {
   const User& user() const { return account_.user(); }
   /// It is not read for the time being, see pause_needed().
   bool waiting() const { return waiting_; }
+  /// What the client has read by now counts no more.
+  void settle_in_flight();
   /// The limits have changed.
   void refresh_rights() { services_.accounts.refresh(account_, identity_.gids); }
   const std::map<std::uint32_t, std::shared_ptr<SessionGroup>>& groups() const { return groups_; }
 
  private:
   void wait_for_packets();
-  /// Reads no further until the messages that this session and its user cause are few enough again.
+  /// Reads no further until the messages that this session and its user cause are few enough again, until
+  /// it reads its replies, and until its user's fds are closed.
   void pause(std::chrono::nanoseconds time);
   /// How long that takes; zero: read on.
   std::chrono::nanoseconds pause_needed();
@@ -70,6 +77,11 @@ class Session : public std::enable_shared_from_this<Session> {
   /// Handles what is in the socket; at most a batch, so that no client holds up the others. `paced`: no more
   /// than pause_needed() allows.
   void read_packets(bool paced);
+  /// OK when one more packet may be received, which may bring as many fds as the kernel allows.
+  Status check_room() const;
+  /// The client reads no more, because its process has ended or its socket is closed: what it sent before is
+  /// still handled, then the session ends.
+  void hang_up();
   void gone();
   void let_go();
 
@@ -108,7 +120,14 @@ class Session : public std::enable_shared_from_this<Session> {
   std::uint64_t pinned_bytes() const;
 
   template <typename Reply>
-  void send(const Reply& reply, std::span<const int> fds = {});
+  void send(const Reply& reply);
+  /// The same with fds, which count as this session's until the client has read them. An error is the answer
+  /// instead: nothing was sent.
+  template <typename Reply>
+  Status send_with_fds(const Reply& reply, std::span<const int> fds);
+  /// A packet could not be sent.
+  void unsent(const Status& why);
+  void watch_in_flight();
   void reply(abi::MessageType type, std::uint32_t sequence, const Status& status);
   /// A continuation that sends the plain reply of a request.
   SessionGroup::Done replier(abi::MessageType type, std::uint32_t sequence);
@@ -118,14 +137,18 @@ class Session : public std::enable_shared_from_this<Session> {
   PeerIdentity identity_;
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::posix::stream_descriptor pidfd_;
-  boost::asio::steady_timer hello_timer_, pace_timer_;
+  boost::asio::steady_timer hello_timer_, pace_timer_, in_flight_timer_;
   Account account_;
   Charge connection_charge_, session_charge_;
+  std::vector<Charge> in_flight_;  ///< one for each packet with fds that the client may not have read yet
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 
   bool ending_ = false;
+  bool hanging_up_ = false;  ///< see hang_up()
   bool waiting_ = false;
   bool waits_for_peers_ = false;  ///< see pause_needed()
+  /// Since when check_room() refuses to read on.
+  std::optional<std::chrono::steady_clock::time_point> no_room_since_;
   std::string client_name_;
   std::int32_t device_ = -1;
   std::uint32_t rails_ = 0;                       ///< near that GPU

@@ -1,5 +1,4 @@
 // What a client may ask for about memory: register, unregister, map a neighbour's.
-#include <boost/asio/post.hpp>
 #include <utility>
 
 #include "daemon/base/printable.h"
@@ -26,6 +25,7 @@ memory::RegionRules region_rules(const Services& services) {
 }  // namespace
 
 Result<Session::RegionCharges> Session::charge_for_region(const abi::RegisterRegion& ask, std::size_t fds) {
+  settle_in_flight();
   const bool host = static_cast<abi::RegionKind>(ask.kind) == abi::RegionKind::kHostMemory;
   auto held = services_.accounts.take(
       account_, {{Resource::kRegions, 1}, {host ? Resource::kPinnedBytes : Resource::kGpuBytes, ask.bytes}});
@@ -75,21 +75,30 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
   group->begin_region(ask.index);
   // Looking at every page takes time, and each look takes a lock that the client may hold: not on this
   // thread.
-  auto job = [&io = services_.io, weak = weak_from_this(), ask, charges = std::move(charges).value(),
-              held = std::make_shared<memory::RegionRequest>(std::move(request)), reaper = services_.reaper,
-              holds = services_.holds, id = ++services_.last_region_id, owner = uid(),
-              rules = region_rules(services_)]() mutable {
-    auto opened = memory::open_region(std::move(*held), id, rules, *holds);
+  auto job = [door = services_.door, weak = weak_from_this(), ask, charges = std::move(charges).value(),
+              asked = std::make_shared<memory::RegionRequest>(std::move(request)),
+              undertaker = services_.undertaker->workers(), holds = services_.holds,
+              id = ++services_.last_region_id, owner = uid(), rules = region_rules(services_)]() mutable {
+    auto opened = memory::open_region(std::move(*asked), id, rules, *holds);
     Result<std::shared_ptr<const memory::Region>> region(opened.status());
     if (opened.ok()) {
       (*opened)->charge = std::move(charges.open);
-      region = memory::reaped(std::move(*opened), reaper, owner);
+      region = memory::reaped(std::move(*opened), undertaker, owner);
     }
-    // Before the client hears of a refusal, what it was charged for must be free again: this job, which may
-    // outlive the reply, keeps no part of it.
-    charges.open.reset();
-    boost::asio::post(io, [weak, ask, charges = std::move(charges), region = std::move(region)] {
-      if (const auto self = weak.lock()) self->opened_region(ask, region, charges.held, charges.keep);
+    auto answer = [door, weak, ask, held = std::move(charges.held), keep = std::move(charges.keep),
+                   region = std::move(region)]() mutable {
+      door->post([weak, ask, held = std::move(held), keep = std::move(keep), region = std::move(region)] {
+        if (const auto self = weak.lock()) self->opened_region(ask, region, held, keep);
+      });
+    };
+    if (opened.ok()) return answer();
+    // Before the client hears of a refusal, what it was charged for must be free again, and its fds closed:
+    // where that may take as long as the client likes.
+    undertaker->post(owner, [asked = std::move(asked), open = std::move(charges.open),
+                             answer = std::move(answer)]() mutable {
+      *asked = {};
+      open.reset();
+      answer();
     });
   };
   services_.opener->post(uid(), std::move(job));
@@ -124,8 +133,8 @@ void Session::on(const abi::SealRegion& seal, ipc::Packet&) {
     return reply(MessageType::kSealRegionReply, seal.header.sequence,
                  region.status().with_context("seal_region"));
   }
-  auto job = [&io = services_.io, weak = weak_from_this(), seal, region = region.value()] {
-    boost::asio::post(io, [weak, seal, region, status = memory::seal_region(*region)] {
+  auto job = [door = services_.door, weak = weak_from_this(), seal, region = region.value()] {
+    door->post([weak, seal, region, status = memory::seal_region(*region)] {
       const auto self = weak.lock();
       const auto joined = self == nullptr || self->ending_ ? nullptr : self->find_group(seal.group);
       if (joined == nullptr) return;  // left or gone: nothing waits for the answer
@@ -178,6 +187,7 @@ void Session::on(const abi::MapRegion& map, ipc::Packet&) {
   const auto region = find_shared_region(*group, map);
   if (!region.ok()) return reply(MessageType::kMapRegionReply, map.header.sequence, region.status());
   const memory::Region& found = *region.value();
+  const std::size_t fds = found.kind == abi::RegionKind::kIpc ? 0 : 1;  // a dma-buf is the daemon's alone
   abi::MapRegionReply answer{};
   answer.header = ipc::header_of<abi::MapRegionReply>(MessageType::kMapRegionReply, map.header.sequence);
   answer.kind = static_cast<std::uint32_t>(found.kind);
@@ -185,8 +195,8 @@ void Session::on(const abi::MapRegion& map, ipc::Packet&) {
   answer.bytes = found.bytes;
   answer.ipc = found.cuda_ipc;
   const int fd = found.fd.get();
-  const std::size_t fds = found.kind == abi::RegionKind::kIpc ? 0 : 1;  // a dma-buf is the daemon's alone
-  send(answer, {&fd, fds});
+  const Status sent = send_with_fds(answer, {&fd, fds});
+  if (!sent.ok()) reply(MessageType::kMapRegionReply, map.header.sequence, sent.with_context("map_region"));
 }
 
 }  // namespace mkernel::session

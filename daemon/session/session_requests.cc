@@ -159,16 +159,6 @@ void Session::on(const abi::Hello& hello, ipc::Packet&) {
   if (status.ok()) status = create_port(hello, segment_fd);
   // Refused, not ended: the client may say hello again, until limits.hello_timeout_ms.
   if (!status.ok()) return reply(MessageType::kHelloReply, hello.header.sequence, status);
-  hello_timer_.cancel();
-  client_name_ = port_->name;
-  device_ = hello.device;
-  rails_ = services_.rails_near(hello.pci_address);
-  for (dataplane::Proxy* proxy : services_.proxies) proxy->attach_session(port_);
-
-  if (services_.lines->admit(uid())) {
-    spdlog::info("session {}: {}, user {}, weight {}", id_, describe(), uid(), port_->weight);
-  }
-
   abi::HelloReply answer{};
   answer.header = ipc::header_of<abi::HelloReply>(MessageType::kHelloReply, hello.header.sequence);
   answer.session_id = id_;
@@ -179,7 +169,20 @@ void Session::on(const abi::Hello& hello, ipc::Packet&) {
   ipc::copy_text(answer.node_name, services_.node_name);
   std::vector<int> fds{segment_fd.get()};
   for (const ipc::UniqueFd& doorbell : port_->doorbell) fds.push_back(doorbell.get());
-  send(answer, fds);
+  status = send_with_fds(answer, fds);
+  if (!status.ok()) {
+    port_.reset();
+    session_charge_.reset();
+    return reply(MessageType::kHelloReply, hello.header.sequence, status.with_context("hello"));
+  }
+  hello_timer_.cancel();
+  client_name_ = port_->name;
+  device_ = hello.device;
+  rails_ = services_.rails_near(hello.pci_address);
+  for (dataplane::Proxy* proxy : services_.proxies) proxy->attach_session(port_);
+  if (services_.lines->admit(uid())) {
+    spdlog::info("session {}: {}, user {}, weight {}", id_, describe(), uid(), port_->weight);
+  }
 }
 
 // ---- groups
@@ -272,12 +275,13 @@ void Session::on(const abi::JoinGroup& join, ipc::Packet&) {
 void Session::joined(std::uint32_t handle, std::uint32_t sequence, const Status& status) {
   const auto group = find_group(handle);
   if (group == nullptr) return;
-  if (!status.ok()) {
-    reply(MessageType::kJoinGroupReply, sequence, status);
-    return group->leave([weak = weak_from_this(), handle](const Status&) {
+  const auto refuse = [&](const Status& why) {
+    reply(MessageType::kJoinGroupReply, sequence, why);
+    group->leave([weak = weak_from_this(), handle](const Status&) {
       if (const auto self = weak.lock()) self->forget_group(handle);
     });
-  }
+  };
+  if (!status.ok()) return refuse(status);
   if (services_.lines->admit(uid())) {
     spdlog::info("session {}: group \"{}\" is ready, rank {} of {}", id_, group->request().name,
                  group->request().rank, group->request().world_size);
@@ -287,7 +291,9 @@ void Session::joined(std::uint32_t handle, std::uint32_t sequence, const Status&
   answer.group = handle;
   answer.segment_bytes = group->segment_bytes();
   const int fd = group->segment_fd().get();
-  send(answer, {&fd, 1});
+  if (const Status sent = send_with_fds(answer, {&fd, 1}); !sent.ok()) {
+    return refuse(sent.with_context("join_group \"" + group->request().name + "\""));
+  }
   group->drop_segment_fd();
 }
 

@@ -52,7 +52,10 @@ SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& o
 }
 
 SessionServer::~SessionServer() {
-  services_.opener.reset();  // its jobs post to the control thread, whose posts hold nothing of this server
+  services_.opener.reset();
+  services_.door->close();
+  acceptor_.close();
+  services_.undertaker->close_any(listener_.release());
 }
 
 Status SessionServer::start(GroupCoordinator& coordinator) {
@@ -104,7 +107,7 @@ void SessionServer::take_clients() {
       continue;
     }
     if (client.status().code() == StatusCode::kNotFound) return wait_for_clients();
-    if (services_.lines->admit(Services::kNobody)) spdlog::error("{}", client.status().text());
+    if (services_.lines->admit(Undertaker::kNobody)) spdlog::error("{}", client.status().text());
     timer_.expires_after(kAcceptPause);
     return timer_.async_wait([this, alive](const boost::system::error_code& stopped) {
       if (!stopped && !alive.expired()) wait_for_clients();
@@ -119,16 +122,19 @@ void SessionServer::accept(ipc::UniqueFd client) {
   // Whoever says hello above the limit is told so by the reply; this is for those who never do.
   const bool full = sessions_.size() >= services_.limits.max_sessions + kWaitingRoom;
   auto identity = identify(client.get());
-  const Status refusal =
-      full ? Status(StatusCode::kResourceExhausted, "node " + services_.node_name + " has " +
-                                                        std::to_string(sessions_.size()) + " connections")
-           : identity.status();
-  if (!refusal.ok()) {
-    return turn_away(client.get(), identity.ok() ? identity->uid : Services::kNobody, refusal);
+  if (!identity.ok()) {
+    turn_away(client.get(), Undertaker::kNobody, identity.status());
+    return services_.undertaker->close_any(std::move(client));
   }
   Account account = services_.accounts.open(identity->uid, identity->gids);
-  auto charge = admit(account);
-  if (!charge.ok()) return turn_away(client.get(), identity->uid, charge.status());
+  auto charge = full ? Result<Charge>(Status(StatusCode::kResourceExhausted,
+                                             "node " + services_.node_name + " has " +
+                                                 std::to_string(sessions_.size()) + " connections"))
+                     : admit(account);
+  if (!charge.ok()) {
+    turn_away(client.get(), identity->uid, charge.status());
+    return services_.undertaker->close_connection(account, std::move(client));
+  }
   const dataplane::SessionId id = ++last_session_id_;
   const std::uint32_t uid = identity->uid;
   try {
@@ -150,6 +156,10 @@ Result<Charge> SessionServer::admit(const Account& account) {
     return Status(StatusCode::kPermissionDenied, who + " may not use mkernel on node " + services_.node_name +
                                                      ": " + account.rights().key("may_connect") + " = false");
   }
+  if (const Status wrong = Accounts::check_unclosed(account.user()); !wrong.ok()) {
+    ++account.user().refusals_total;
+    return wrong;
+  }
   // The socket and the pidfd.
   auto charge = services_.accounts.take(account, {{Resource::kConnections, 1}, {Resource::kFds, 2}});
   if (charge.ok()) return charge;
@@ -158,7 +168,7 @@ Result<Charge> SessionServer::admit(const Account& account) {
 
 void SessionServer::turn_away(int client, std::uint64_t user, const Status& why) {
   if (services_.lines->admit(user)) spdlog::warn("a client was turned away: {}", why.text());
-  Session::say_farewell(client, why, services_);
+  Session::say_farewell(client, why);
 }
 
 void SessionServer::set_limits(const config::Limits& limits, const config::Users& users) {
@@ -186,7 +196,7 @@ void SessionServer::end_all(const Status& why) {
 
 void SessionServer::stop(std::chrono::milliseconds limit, const Status& why, std::function<void()> done) {
   acceptor_.close();
-  listener_.close();
+  services_.undertaker->close_any(listener_.release());
   stop_ = std::make_unique<Stop>(Stop{std::chrono::steady_clock::now() + limit, why, std::move(done)});
   drain();
 }
@@ -269,7 +279,7 @@ void SessionServer::log_left_out() {
   std::size_t users = 0;
   std::uint64_t of_others = 0;
   for (const base::LineLimit::LeftOut& missing : services_.lines->take_left_out()) {
-    if (users++ < kNamedUsers && missing.source != Services::kNobody) {
+    if (users++ < kNamedUsers && missing.source != Undertaker::kNobody) {
       spdlog::warn("user {}: {} more lines about the sessions of this user were left out", missing.source,
                    missing.lines);
     } else {
@@ -283,6 +293,7 @@ void SessionServer::log_left_out() {
 
 std::vector<UserSnapshot> SessionServer::users() const {
   std::map<std::uint32_t, UserSnapshot> seen;
+  for (const auto& [id, session] : sessions_) session->settle_in_flight();
   for (const auto& [uid, user] : services_.accounts.users()) seen[uid] = session::snapshot(*user);
   for (const auto& [id, session] : sessions_) {
     UserSnapshot& user = seen[session->uid()];

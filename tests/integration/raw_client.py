@@ -73,10 +73,11 @@ class RawClient:
 
     def receive(self):
         """(type, code, text, body after the status, fds); None when the daemon closed the socket."""
+        receive = lambda: socket.recv_fds(self.socket, 4096, 1 + MAX_RINGS)
         try:
-            data, fds, _, _ = socket.recv_fds(self.socket, 4096, 1 + MAX_RINGS)
-        except ConnectionResetError:
-            return None
+            data, fds, _, _ = receive()
+        except ConnectionResetError:  # once, before what the daemon sent earlier
+            data, fds, _, _ = receive()
         if not data:
             return None
         kind = HEADER.unpack_from(data)[2]

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "daemon/base/fair_worker.h"
+#include "daemon/base/owner_workers.h"
 #include "daemon/memory/copy_engines.h"
 #include "daemon/memory/engine_regions.h"
 #include "daemon/transport/transport.h"
@@ -60,6 +60,9 @@ class Copier {
   Status poll() { return engines_ == nullptr ? Status{} : engines_->poll(); }
   bool done(const memory::CopyTicket& ticket) const { return engines_->done(ticket); }
 
+  /// For what takes long, or as long as somebody else likes.
+  base::OwnerWorkers& workers() { return *unmapper_; }
+
   /// The region is going away: gives back what was made of it as a target.
   void forget(const memory::Region& region) { targets_.forget(region); }
 
@@ -68,7 +71,7 @@ class Copier {
   std::shared_ptr<ImportedRegion> unmapped_elsewhere(ImportedRegion region) const;
 
   /// Unmapping takes some 10 ms for each 100 MiB.
-  std::shared_ptr<base::FairWorker> unmapper_ = std::make_shared<base::FairWorker>("mk-unmap");
+  std::shared_ptr<base::OwnerWorkers> unmapper_ = std::make_shared<base::OwnerWorkers>("mk-unmap");
   std::shared_ptr<memory::CopyEngines> engines_;
   memory::EngineRegions targets_;
 };

@@ -10,7 +10,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
+
+#include "proto/ipc/packet.h"
 
 namespace mkernel::transport::emulated {
 namespace {
@@ -73,6 +77,12 @@ bool trusted(std::optional<uid_t> user) {
   return user.has_value() && (*user == 0 || *user == ::geteuid());
 }
 
+void turn_away(ipc::UniqueFd fd, std::optional<uid_t> user, base::OwnerWorkers& strangers) {
+  ::shutdown(fd.get(), SHUT_RDWR);
+  if (ipc::discard_packets(fd.get())) return;
+  strangers.post(user.value_or(0), [held = std::make_shared<ipc::UniqueFd>(std::move(fd))] {});
+}
+
 }  // namespace
 
 std::string address_of(const EmulatedOptions& options) {
@@ -120,11 +130,23 @@ Result<ipc::UniqueFd> dial(const std::string& address) {
   return fd;
 }
 
-ipc::UniqueFd accept_from(int listener) {
+ipc::UniqueFd accept_from(int listener, base::OwnerWorkers& strangers) {
   ipc::UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd.valid()) return fd;
-  if (!trusted(user_of(fd.get()))) return {};
-  return fd;
+  const auto user = user_of(fd.get());
+  if (trusted(user)) return fd;
+  turn_away(std::move(fd), user, strangers);
+  return {};
+}
+
+void stop_listening(ipc::UniqueFd listener, base::OwnerWorkers& strangers) {
+  ::shutdown(listener.get(), SHUT_RDWR);  // nobody connects any more
+  for (;;) {
+    ipc::UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd.valid()) return;
+    const auto user = user_of(fd.get());
+    turn_away(std::move(fd), user, strangers);
+  }
 }
 
 Result<Wakeup> Wakeup::create() {

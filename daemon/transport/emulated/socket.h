@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "daemon/base/owner_workers.h"
 #include "daemon/transport/emulated/emulated.h"
 #include "proto/ipc/fd.h"
 
@@ -27,8 +28,12 @@ Result<ipc::UniqueFd> listen_at(const std::string& address);
 Result<ipc::UniqueFd> dial(const std::string& address);
 
 /// The next waiting connection, non-blocking; an invalid fd when there is none. A process of another user
-/// (other than root) is turned away: whoever sends us memfds makes us read them.
-ipc::UniqueFd accept_from(int listener);
+/// (other than root) is turned away: whoever sends us memfds makes us read them. What it has sent already is
+/// closed on a thread of `strangers` for that user, as that may take as long as he likes.
+ipc::UniqueFd accept_from(int listener, base::OwnerWorkers& strangers);
+
+/// Closes a listening socket. Connections that wait there are turned away as above.
+void stop_listening(ipc::UniqueFd listener, base::OwnerWorkers& strangers);
 
 /// An epoll set with one timer in it. One thread.
 class Wakeup {

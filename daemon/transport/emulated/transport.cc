@@ -217,7 +217,7 @@ std::optional<Time> Fabric::next_deadline(Time now) const {
 
 void Fabric::admit_visitors(Time now) {
   while (visitors_.size() < kMaxVisitors) {
-    ipc::UniqueFd socket = accept_from(listener_.get());
+    ipc::UniqueFd socket = accept_from(listener_.get(), context_.copier.workers());
     if (!socket.valid()) return;
     wakeup_.add(socket.get(), kVisitorToken | static_cast<std::uint64_t>(socket.get()));
     visitors_.push_back({std::move(socket), now + kVisitorPatience});
@@ -301,7 +301,7 @@ void Fabric::close() {
   links_.clear();
   routes_.clear();
   visitors_.clear();
-  listener_.reset();
+  stop_listening(std::move(listener_), context_.copier.workers());
   if (endpoint_.front() != '@') ::unlink(endpoint_.c_str());
 }
 

@@ -1,5 +1,8 @@
-// What one session may make others wait for: messages to other daemons, and the control thread's time.
+// What one session may make others wait for: messages to other daemons, fds in flight, and the control
+// thread's time; and that what it says last is heard.
 
+#include <atomic>
+#include <future>
 #include <thread>
 
 #include "tests/support/thread_time.h"
@@ -134,6 +137,75 @@ TEST_CASE("freeing a dead client's memory costs the control thread nothing") {
   // Session and memory are gone before the time is read: mappings of this process tell.
   REQUIRE(eventually([&] { return harness.session_count() == 0; }));
   CHECK((control_time(harness) - before).count() < freeing.count() / 2);
+}
+
+TEST_CASE("what a client says before it closes its socket is heard, though nobody reads the replies") {
+  // The first reply that failed ended the session: peers read "is gone" instead of the reason.
+  Harness harness;
+  RawClient a(harness.socket()), b(harness.socket());
+  join_both(a, b);
+  std::promise<void> entered, open;
+  std::thread blocker([&] {
+    harness.control([&](SessionServer&) {
+      entered.set_value();
+      open.get_future().wait();
+      return 0;
+    });
+  });
+  entered.get_future().wait();
+  auto map = RawClient::message<abi::MapRegion>(abi::MessageType::kMapRegion);
+  map.group = a.handle();
+  auto fail = RawClient::message<abi::FailGroup>(abi::MessageType::kFailGroup);
+  fail.group = a.handle();
+  fail.code = static_cast<std::uint32_t>(StatusCode::kAborted);
+  ipc::copy_text(fail.text, "the disk is full");
+  bool sent = ipc::send_message(a.fd(), map).ok() && ipc::send_message(a.fd(), map).ok();
+  sent = sent && ipc::send_message(a.fd(), fail).ok();
+  a.close();
+  open.set_value();
+  blocker.join();
+  REQUIRE(sent);
+  const auto& failure = b.group_segment().failure;
+  CHECK(eventually([&] { return std::atomic_ref(b.group_segment().abort).load() != 0; }));
+  CHECK_MESSAGE(contains(failure.text, "the disk is full"), failure.text);
+  CHECK(eventually([&] { return harness.session_count() == 1; }));
+}
+
+TEST_CASE("replies with fds wait for a client that does not read them, and count until it does") {
+  Harness harness;
+  RawClient client(harness.socket());
+  REQUIRE(client.hello().status.code == 0);
+  REQUIRE(client.join("g", 1, 0).status.code == 0);
+  const ipc::UniqueFd fd = std::move(ipc::create_shared_memory("shared", 4096)).value();
+  REQUIRE(client.register_region(fd.get(), 0, 0, 4096, true).ok());
+  const auto held = [&] {
+    return harness.control([](SessionServer& server) { return server.users().at(0).fds; });
+  };
+  const std::uint64_t before = held();
+  auto map = RawClient::message<abi::MapRegion>(abi::MessageType::kMapRegion);
+  map.group = client.handle();
+  constexpr int kAsked = 50;
+  for (int i = 0; i < kAsked; ++i) REQUIRE(ipc::send_message(client.fd(), map).ok());
+  CHECK(eventually([&] { return held() == before + 4; }));
+  CHECK(harness.control([](SessionServer& server) { return server.users().at(0).waiting; }) == 1);
+  for (int i = 0; i < kAsked; ++i) {
+    ipc::Packet packet;
+    REQUIRE(client.receive(packet).ok());
+    CHECK(packet.fds.size() == 1);
+  }
+  CHECK(eventually([&] { return held() == before; }));
+  // A session that has ended counts until its client has read the rest.
+  REQUIRE(ipc::send_message(client.fd(), map).ok());
+  CHECK(eventually([&] { return held() == before + 1; }));
+  REQUIRE(client.send(std::as_bytes(std::span("no message", 10))).ok());
+  CHECK(eventually([&] { return harness.session_count() == 0; }));
+  CHECK(harness.control([](SessionServer& server) { return server.users().at(0).connections; }) == 1);
+  ipc::Packet packet;
+  REQUIRE(client.receive(packet).ok());
+  CHECK(contains(client.wait_for_end().text(), "broke the protocol"));
+  CHECK(eventually([&] {
+    return harness.control([](SessionServer& server) { return server.users().at(0).connections; }) == 0;
+  }));
 }
 
 }  // namespace

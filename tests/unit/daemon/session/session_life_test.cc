@@ -105,7 +105,8 @@ TEST_CASE("after fifty clients are killed, fds, shared memory and threads are ba
   const Usage after = usage();
   CHECK(after.fds == before.fds);
   CHECK(after.mappings == before.mappings);
-  CHECK(after.threads == before.threads);
+  // Threads of workers that have no more to do end a moment later.
+  CHECK(eventually([&] { return usage().threads <= before.threads; }));
   CHECK(harness.control([&](SessionServer&) { return harness.coordinator().gone; }) == 51);
 }
 

@@ -1,7 +1,9 @@
 #include "daemon/transport/emulated/socket.h"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +12,10 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/ipc/packet.h"
 
 namespace mkernel::transport::emulated {
 namespace {
@@ -84,10 +90,11 @@ TEST_CASE("nobody to dial is unavailable, somebody is connected") {
   const std::string address = address_of(options_for(4));
   auto listener = listen_at(address);
   REQUIRE(listener.ok());
-  CHECK(!accept_from(listener->get()).valid());
+  base::OwnerWorkers workers("test");
+  CHECK(!accept_from(listener->get(), workers).valid());
   auto socket = dial(address);
   REQUIRE(socket.ok());
-  CHECK(accept_from(listener->get()).valid());
+  CHECK(accept_from(listener->get(), workers).valid());
 }
 
 TEST_CASE("a file that is no socket is never taken for a leftover") {
@@ -119,12 +126,13 @@ TEST_CASE("another user neither gets in nor is taken for a node that we dial") {
   const std::string ours = address_of(options_for(6));
   auto listener = listen_at(ours);
   REQUIRE(listener.ok());
+  base::OwnerWorkers workers("test");
   REQUIRE(as_nobody([&] {  // root listens there, whom everybody trusts
     auto socket = dial(ours);
     return socket.ok();
   }));
   CHECK(readable(listener->get(), 10000));
-  CHECK(!accept_from(listener->get()).valid());
+  CHECK(!accept_from(listener->get(), workers).valid());
   CHECK(!readable(listener->get(), 0));  // turned away, not left waiting
 
   // He listens at the address of a node that is gone.
@@ -150,6 +158,59 @@ TEST_CASE("another user neither gets in nor is taken for a node that we dial") {
   REQUIRE(::write(done[1], &word, 1) == 1);
   int status = 1;
   CHECK(::waitpid(child, &status, 0) == child);
+}
+
+/// A TCP connection with bytes that nobody takes: the last close() of its near end waits an hour for them.
+struct Lingering {
+  Lingering() {
+    const ipc::UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* name = reinterpret_cast<sockaddr*>(&address);
+    REQUIRE(::bind(listener.get(), name, size) == 0);
+    REQUIRE(::listen(listener.get(), 1) == 0);
+    REQUIRE(::getsockname(listener.get(), name, &size) == 0);
+    near.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(near.get(), name, size) == 0);
+    far.reset(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::vector<char> bytes(1 << 16);
+    while (::send(near.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+    }
+    const linger hour{1, 3600}, reset{1, 0};
+    REQUIRE(::setsockopt(near.get(), SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)) == 0);
+    REQUIRE(::setsockopt(far.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)) == 0);
+  }
+  ipc::UniqueFd far, near;
+};
+
+TEST_CASE("what a stranger sends before he is turned away is closed where it delays no put") {
+  if (::geteuid() != 0) {
+    MESSAGE("SKIPPED: playing two users needs root");
+    return;
+  }
+  const std::string address = address_of(options_for(8));
+  auto listener = listen_at(address);
+  REQUIRE(listener.ok());
+  Lingering sent;
+  const auto send_it = [&] {
+    REQUIRE(as_nobody([&] {
+      auto socket = dial(address);
+      const std::byte byte{};
+      const int fd = sent.near.get();
+      return socket.ok() && ipc::send_packet(socket->get(), {&byte, 1}, {&fd, 1}).ok();
+    }));
+  };
+  send_it();
+  send_it();
+  sent.near.reset();  // what the listener holds are the last ones
+  base::OwnerWorkers workers("test");
+  REQUIRE(readable(listener->get(), 10000));
+  CHECK(!accept_from(listener->get(), workers).valid());
+  stop_listening(std::move(listener).value(), workers);
+  // Both returned. Now nothing lingers any more, and the connection ends.
+  sent.far.reset();
 }
 
 TEST_CASE("the timer makes the set readable, and polling it makes it quiet again") {

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kKept = 4;
 
 /// What the host reads of a launch of two CTAs whose tracks hold kKept events.
-struct Launch {
+struct TracedLaunch {
   std::vector<DeviceTrack> tracks{2 * kTracksPerCta};
   std::vector<DeviceTraceEvent> events{2 * kTracksPerCta * kKept};
 
@@ -35,7 +35,7 @@ struct Launch {
 }  // namespace
 
 TEST_CASE("a launch's events in words, on the machine's clock, by CTA and warp") {
-  Launch launch;
+  TracedLaunch launch;
   launch.add(1, -1, DeviceEventKind::kRole, DeviceRole::kCompute, 100, 900);
   launch.add(1, 4, DeviceEventKind::kWork, DeviceWork::kProduct, 300, 800, -1, 5);
   launch.add(1, 0, DeviceEventKind::kWait, DeviceTag::kChunkReady, 150, 250, 3, 17);
@@ -61,7 +61,7 @@ TEST_CASE("a launch's events in words, on the machine's clock, by CTA and warp")
 }
 
 TEST_CASE("lanes that wait side by side are one wait, for the one that came last; work beside it stays") {
-  Launch launch;
+  TracedLaunch launch;
   launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 101, 180, 1, 6);
   launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 100, 240, 2, 6);
   launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 102, 200, 3, 6);
@@ -74,14 +74,14 @@ TEST_CASE("lanes that wait side by side are one wait, for the one that came last
   CHECK(timeline[1].name == "sum");
   CHECK(timeline[1].index == -1);
 
-  Launch apart;
+  TracedLaunch apart;
   apart.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 100, 200, 1, 6);
   apart.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 200, 300, 1, 7);
   CHECK(device_timeline(apart.tracks, apart.events, kKept, 0).size() == 2);
 }
 
 TEST_CASE("events beyond what fits are not made up") {
-  Launch launch;
+  TracedLaunch launch;
   for (std::uint32_t i = 0; i < kKept + 3; ++i)
     launch.add(0, 1, DeviceEventKind::kWork, DeviceWork::kLoad, 10 * i, 10 * i + 5, -1, i);
   CHECK(device_timeline(launch.tracks, launch.events, kKept, 0).size() == kKept);

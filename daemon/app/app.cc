@@ -11,6 +11,7 @@
 
 #include "daemon/app/handler_loop.h"
 #include "daemon/app/verbs_rails.h"
+#include "daemon/base/safe_folder.h"
 #include "daemon/observe/log.h"
 #include "daemon/rpc/grpc_wire.h"
 #include "daemon/topology/rdma_sysfs.h"
@@ -62,17 +63,22 @@ App::~App() {
 
 // ---- start
 
-Status App::prepare_runtime_dir() const {
-  std::error_code error;
-  std::filesystem::create_directories(config_.node.runtime_dir, error);
-  if (!error) return {};
-  return {StatusCode::kUnavailable,
-          "node.runtime_dir \"" + config_.node.runtime_dir + "\" cannot be made: " + error.message()};
+Status App::prepare_folders() const {
+  const config::Node& node = config_.node;
+  const std::string whose = "node.runtime_dir \"" + node.runtime_dir + "\"";
+  MK_RETURN_IF_ERROR(base::make_folders(node.runtime_dir).with_context(whose + " cannot be made"));
+  MK_RETURN_IF_ERROR(base::check_safe_folder(node.runtime_dir).with_context(whose));
+  const auto check_socket = [](const std::string& key, const std::string& path) {
+    const std::string folder = std::filesystem::path(path).parent_path();
+    return base::check_safe_folder(folder.empty() ? "." : folder).with_context(key + " \"" + path + "\"");
+  };
+  MK_RETURN_IF_ERROR(check_socket("node.socket", node.socket));
+  return check_socket("control.socket", config_.control.socket);
 }
 
 Status App::start() {
   signals_.add(SIGHUP);  // one that comes before the daemon is ready reloads then, and does not end it
-  MK_RETURN_IF_ERROR(prepare_runtime_dir());
+  MK_RETURN_IF_ERROR(prepare_folders());
   auto rails = Rails::create(config_, boot_id_, bridge_, sleep_watch_);
   if (!rails.ok()) return rails.status();
   rails_ = std::move(rails).value();
@@ -141,6 +147,7 @@ Status App::open_peer_links() {
   tls.ca = peers.tls.ca;
   tls.server_name = peers.tls.server_name;
   options.certified = tls.enabled();
+  options.shared_name = tls.server_name;
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   options.rail_version = rails_->message_version();

@@ -57,7 +57,7 @@ class App final : private rpc::ControlBackend, private cluster::PeerEvents {
   void request_stop();
 
  private:
-  Status prepare_runtime_dir() const;
+  Status prepare_folders() const;
   Status open_peer_links();
   void watch_nics();
   void look_at_rates();

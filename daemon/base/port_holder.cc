@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string>
 
+#include "daemon/base/printable.h"
+
 namespace mkernel::base {
 namespace {
 
@@ -54,7 +56,7 @@ std::string port_holder(std::uint16_t port) {
     if (!holds_socket(process.path(), link)) continue;
     std::string name = "?";
     std::getline(std::ifstream(process.path() / "comm"), name);
-    return " (held by " + name + ", pid " + pid + ")";
+    return " (held by " + one_line(name) + ", pid " + pid + ")";
   }
   return {};
 }

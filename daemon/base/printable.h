@@ -4,39 +4,41 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "daemon/base/utf8.h"
 #include "proto/base/printable.h"
 
 namespace mkernel::base {
 
-/// Whether the character (a code point) changes the direction of what follows, begins a line or cannot be
-/// seen: with these a text can look like another one.
-inline bool is_deceptive(std::uint32_t character) {
-  return character == 0x061c || (character >= 0x200b && character <= 0x200f) ||
-         (character >= 0x2028 && character <= 0x202e) || (character >= 0x2060 && character <= 0x206f) ||
-         character == 0xfeff;
+/// Whether a character has no glyph of its own, but changes how others are shown: control characters, those
+/// that turn the direction of writing, separators of lines, and what Unicode calls
+/// Default_Ignorable_Code_Point or Cf.
+inline bool is_invisible(std::uint32_t character) {
+  static constexpr std::pair<std::uint32_t, std::uint32_t> kRanges[] = {
+      {0x00, 0x1f},       {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},     {0x600, 0x605},
+      {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},     {0x8e2, 0x8e2},
+      {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},   {0x200b, 0x200f},   {0x2028, 0x202e},
+      {0x2060, 0x206f},   {0x3164, 0x3164},   {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},
+      {0xfff0, 0xfffb},   {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1345f}, {0x1bca0, 0x1bca3},
+      {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff}};
+  return std::any_of(std::begin(kRanges), std::end(kRanges), [=](const auto& range) {
+    return character >= range.first && character <= range.second;
+  });
 }
 
-/// A text of several words keeps to one printable line of UTF-8: each control character, of C0 and of C1, and
-/// each that deceives the reader becomes spaces, each byte that belongs to no character a question mark.
+/// A text of several words keeps to one printable line of UTF-8: each character that is_invisible() becomes a
+/// space, each byte that belongs to no character a question mark.
 inline std::string one_line(std::string_view text) {
-  std::string line = valid_utf8(text);
-  for (std::size_t at = 0; at < line.size();) {
-    const std::size_t length = std::max<std::size_t>(utf8_length(std::string_view(line).substr(at)), 1);
-    const auto byte = [&](std::size_t i) {
-      return static_cast<std::uint32_t>(static_cast<unsigned char>(line[at + i]));
-    };
-    const std::uint32_t character = length == 1   ? byte(0)
-                                    : length == 2 ? (byte(0) & 0x1f) << 6 | (byte(1) & 0x3f)
-                                    : length == 3
-                                        ? (byte(0) & 0x0f) << 12 | (byte(1) & 0x3f) << 6 | (byte(2) & 0x3f)
-                                        : 0x10000;  // above all that matters here
-    const bool control = character < 0x20 || (character >= 0x7f && character < 0xa0);
-    if (control || is_deceptive(character))
-      std::fill_n(line.begin() + static_cast<std::ptrdiff_t>(at), length, ' ');
+  const std::string valid = valid_utf8(text);
+  std::string line;
+  for (std::size_t at = 0; at < valid.size();) {
+    const std::string_view rest = std::string_view(valid).substr(at);
+    const std::size_t length = utf8_length(rest);
+    line += is_invisible(utf8_code_point(rest)) ? std::string_view(" ") : rest.substr(0, length);
     at += length;
   }
   return line;

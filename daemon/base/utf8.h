@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,15 @@ inline std::size_t utf8_length(std::string_view text) {
     if (byte(i) < 0x80 || byte(i) > 0xbf) return 0;
   }
   return length;
+}
+
+/// The number of the character that begins `text`; utf8_length() of it is not 0.
+inline std::uint32_t utf8_code_point(std::string_view text) {
+  const std::size_t length = utf8_length(text);
+  const auto byte = [&](std::size_t i) { return std::uint32_t{static_cast<unsigned char>(text[i])}; };
+  std::uint32_t character = length == 1 ? byte(0) : byte(0) & (0xffU >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) character = character << 6 | (byte(i) & 0x3f);
+  return character;
 }
 
 /// The text with a '?' for each byte that belongs to no character.

@@ -17,6 +17,7 @@
 #include <optional>
 #include <sstream>
 
+#include "daemon/base/id_map.h"
 #include "daemon/config/rules.h"
 #include "proto/ipc/fd.h"
 
@@ -157,7 +158,7 @@ Status check_local_end(const std::string& host, std::uint16_t port, std::uint16_
     return {StatusCode::kPermissionDenied, "nobody is known to hold the connection from " + where};
   }
   for (const LocalSocket& end : ends) {
-    if (end.uid == 0 || end.uid == ::geteuid()) continue;
+    if (end.uid == 0 || (end.uid == ::geteuid() && base::check_known_user(end.uid).ok())) continue;
     return {StatusCode::kPermissionDenied,
             "uid " + std::to_string(end.uid) + " holds the connection from " + where +
                 ": without TLS, daemons of one host belong to one user (here uid " +

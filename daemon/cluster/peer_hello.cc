@@ -125,6 +125,11 @@ Status check_hello(const v1::Hello& hello, const PeerLinksOptions& options, cons
     return {StatusCode::kAlreadyExists,
             who + " has the name of the node at " + address + ": names must differ"};
   }
+  if (options.certified && hello.node() == options.shared_name) {
+    return {StatusCode::kPermissionDenied, who +
+                                               " has the name that every node's certificate carries "
+                                               "(peers.tls.server_name): it could be any node"};
+  }
   return check_rails(hello, options, who);
 }
 

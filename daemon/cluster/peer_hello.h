@@ -25,7 +25,8 @@ v1::Hello dialling_hello(const PeerLinksOptions& options, const std::string& add
 /// OK when a node that says this can be a peer of this one. `address` is where this node is dialled.
 /// kInvalidArgument: no hello of a daemon; kFailedPrecondition: another ABI, another version of the
 /// messages about groups, other rails or another version of their messages, both sides named; kAlreadyExists:
-/// this node's own name.
+/// this node's own name; kPermissionDenied: a
+/// name that every certificate carries.
 Status check_hello(const v1::Hello& hello, const PeerLinksOptions& options, const std::string& address);
 
 /// OK when the other end of the stream may speak for the node that the hello names: plain text from this

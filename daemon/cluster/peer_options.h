@@ -22,7 +22,9 @@ struct PeerLinksOptions {
   std::vector<std::string> peers;  ///< host:port of each; this node itself may be among them
   std::string dns;                 ///< name:port, every address of it is a peer; empty: none
   std::chrono::seconds dns_refresh{10};
-  bool open = false;       ///< daemons that are not configured may come in, without certificates too
+  bool open = false;  ///< daemons that are not configured may come in, without certificates too
+  std::string
+      shared_name;  ///< in every node's certificate, so that it proves nobody's name; empty: there is none
   bool certified = false;  ///< the wire asks every peer for a certificate of the authority (TLS)
   double time_scale = 1;   ///< multiplies the times: keepalive 1 s, warn 5 s, error 20 s, dead 60 s
   std::string transport;   ///< kind of the data plane; all nodes have the same

@@ -50,6 +50,11 @@ void check_tls(const Config& config, Mistakes& mistakes) {
   const Tls& tls = config.peers.tls;
   const std::pair<const char*, const std::string*> parts[] = {
       {"peers.tls.cert", &tls.cert}, {"peers.tls.key", &tls.key}, {"peers.tls.ca", &tls.ca}};
+  if (tls.enabled() && !tls.server_name.empty() && config.node.name == tls.server_name) {
+    mistakes.add(
+        line_of(config, "node.name"), "node.name = \"" + config.node.name + "\"",
+        "is peers.tls.server_name, which every node's certificate carries: any node could take this name");
+  }
   const auto given =
       std::count_if(std::begin(parts), std::end(parts), [](auto& part) { return !part.second->empty(); });
   if (given == 0 || given == 3) return;

@@ -1,5 +1,6 @@
 #include "daemon/session/listener.h"
 
+#include <fcntl.h>
 #include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +12,10 @@
 #include <cstring>
 #include <fstream>
 #include <vector>
+
+#include "daemon/base/id_map.h"
+#include "daemon/base/new_file_mode.h"
+#include "daemon/base/printable.h"
 
 namespace mkernel::session {
 namespace {
@@ -57,7 +62,7 @@ ipc::UniqueFd new_socket() {
 std::string describe_process(std::int64_t pid) {
   std::string name;
   std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/comm"), name);
-  return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + name + ")");
+  return "process " + std::to_string(pid) + (name.empty() ? "" : " (" + base::one_line(name) + ")");
 }
 
 /// OK when nothing stands at `path` any more.
@@ -95,7 +100,8 @@ Status give_to_group(const std::string& path, const std::string& name) {
     return {StatusCode::kNotFound, "node.socket_group \"" + name + "\" is no group of this machine" +
                                        (error == 0 ? "" : std::string(": ") + std::strerror(error))};
   }
-  if (::chown(path.c_str(), static_cast<uid_t>(-1), found->gr_gid) != 0) {
+  // The file itself, whatever stands there now: no link is followed.
+  if (::fchownat(AT_FDCWD, path.c_str(), static_cast<uid_t>(-1), found->gr_gid, AT_SYMLINK_NOFOLLOW) != 0) {
     return system_error("giving " + path + " to group " + name);
   }
   return {};
@@ -131,14 +137,16 @@ Result<Listener> open_listener(const ListenerOptions& options) {
 
   ipc::UniqueFd socket = new_socket();
   if (!socket.valid()) return system_error("socket");
-  // Before bind, so that at no moment more may connect than the mode says.
-  if (::fchmod(socket.get(), 0600) != 0) return system_error("mode of the session socket");
-  if (::bind(socket.get(), generic(*address), sizeof(*address)) != 0) {
-    return system_error("session socket " + options.path);
+  // The mode comes with the file, and nobody can connect before listen(): there is no moment in which more
+  // may connect than mode and group say, and no path that is looked up again.
+  {
+    const base::NewFileMode mode(options.mode);
+    if (::bind(socket.get(), generic(*address), sizeof(*address)) != 0) {
+      return system_error("session socket " + options.path);
+    }
   }
   Listener listener(std::move(socket), base::SocketFile(options.path));
   MK_RETURN_IF_ERROR(give_to_group(options.path, options.group));
-  if (::chmod(options.path.c_str(), options.mode) != 0) return system_error("mode of " + options.path);
   if (::listen(listener.fd(), SOMAXCONN) != 0) return system_error("listen on " + options.path);
   return listener;
 }
@@ -160,12 +168,17 @@ Result<PeerIdentity> identify(int socket) {
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return system_error("SO_PEERCRED of a session");
   }
+  MK_RETURN_IF_ERROR(
+      base::check_known_user(credentials.uid).with_context("pid " + std::to_string(credentials.pid)));
   PeerIdentity identity;
   identity.pid = credentials.pid;
   identity.uid = credentials.uid;
   identity.gid = credentials.gid;
   identity.gids = supplementary_groups(socket);
   identity.gids.push_back(credentials.gid);
+  // Of a group that the daemon's user namespace does not map, nobody knows which it is: it gives no rights.
+  const base::IdMap& groups = base::IdMap::of_this_process(base::IdKind::kGroup);
+  std::erase_if(identity.gids, [&](std::uint32_t gid) { return !groups.known(gid); });
   int pidfd = -1;
   size = sizeof(pidfd);
   if (::getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) != 0) {

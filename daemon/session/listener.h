@@ -22,8 +22,9 @@ struct PeerIdentity {
   std::int64_t pid = 0;  ///< 0 when the client lives in a pid namespace that this one cannot see
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
-  std::vector<std::uint32_t> gids;  ///< its supplementary groups, and `gid`
-  ipc::UniqueFd pidfd;              ///< readable when the process ends; invalid where the kernel offers none
+  std::vector<std::uint32_t>
+      gids;             ///< its supplementary groups, and `gid`; those that the daemon can tell apart
+  ipc::UniqueFd pidfd;  ///< readable when the process ends; invalid where the kernel offers none
 };
 
 /// The fd and file of a listening socket; the file is removed with it, unless it is another one's by then.
@@ -57,7 +58,8 @@ Result<Listener> open_listener(const ListenerOptions& options);
 /// process has no fd left for it.
 Result<ipc::UniqueFd> accept_client(int listener);
 
-/// By SO_PEERCRED, as of the moment of connect().
+/// By SO_PEERCRED, as of the moment of connect(). kPermissionDenied for a user whom the daemon's user
+/// namespace does not map: all of these have one uid here.
 Result<PeerIdentity> identify(int socket);
 
 }  // namespace mkernel::session

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/printable.h"
 #include "proto/ipc/fd.h"
 #include "tools/mkctl/user_name.h"
 
@@ -109,8 +110,8 @@ std::string who_listens(const std::string& path) {
     return "somebody";
   std::string program;
   std::getline(std::ifstream("/proc/" + std::to_string(holder.pid) + "/comm"), program);
-  return "process " + std::to_string(holder.pid) + (program.empty() ? "" : " (" + program + ")") +
-         " of user " + user_name(holder.uid);
+  return "process " + std::to_string(holder.pid) +
+         (program.empty() ? "" : " (" + base::one_line(program) + ")") + " of user " + user_name(holder.uid);
 }
 
 }  // namespace mkernel::mkctl

@@ -16,6 +16,8 @@
 
 #include "proto/ipc/packet.h"
 
+#include "daemon/base/id_map.h"
+
 namespace mkernel::transport::emulated {
 namespace {
 
@@ -74,7 +76,8 @@ std::optional<uid_t> user_of(int socket) {
 }
 
 bool trusted(std::optional<uid_t> user) {
-  return user.has_value() && (*user == 0 || *user == ::geteuid());
+  if (!user.has_value()) return false;
+  return *user == 0 || (*user == ::geteuid() && base::check_known_user(*user).ok());
 }
 
 void turn_away(ipc::UniqueFd fd, std::optional<uid_t> user, base::OwnerWorkers& strangers) {

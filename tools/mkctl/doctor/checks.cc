@@ -19,6 +19,7 @@ const std::vector<Check>& checks() {
       {"version", check_version},
       {"memlock", check_memlock},
       {"open_files", check_open_files},
+      {"user_namespace", check_user_namespace},
       {"user_limits", check_user_limits},
       {"devices", check_devices},
       {"gids", check_gids},
@@ -102,6 +103,26 @@ Findings check_open_files(const Facts& facts) {
   return {{Severity::kWarning, "the daemon may open " + std::to_string(facts.limits->open_files) + " files",
            "sessions, regions and peers hold file descriptors; jobs are refused when they run out",
            "LimitNOFILE=1048576 in the unit, then restart the daemon"}};
+}
+
+Findings check_user_namespace(const Facts& facts) {
+  if (!facts.ids) return {};
+  Findings findings;
+  const auto find = [&](Severity severity, const base::IdMap& map, const std::string& which,
+                        const std::string& why) {
+    if (map.complete()) return;
+    findings.push_back({severity,
+                        "the daemon runs in a user namespace that maps " + std::to_string(map.mapped()) +
+                            " " + which + " ids of " + std::to_string(base::IdMap::kIds),
+                        "the daemon sees all others as " + std::to_string(map.overflow()) +
+                            " and cannot tell them apart: " + why,
+                        "run the daemon in the user namespace of the host (PrivateUsers=no, hostUsers: true, "
+                        "--userns=host), or map the users and groups of all jobs into its own"});
+  };
+  find(Severity::kWarning, facts.ids->users, "user", "jobs of users that are not mapped are refused");
+  find(Severity::kInfo, facts.ids->groups, "group",
+       "tables of [users] for groups that are not mapped have no effect");
+  return findings;
 }
 
 Findings check_user_limits(const Facts& facts) {

@@ -30,7 +30,8 @@ Findings check_daemons(const Facts& facts);  ///< one on this node
 Findings check_version(const Facts& facts);  ///< of mkctl, daemon and peers
 Findings check_memlock(const Facts& facts);
 Findings check_open_files(const Facts& facts);
-Findings check_user_limits(const Facts& facts);  ///< one user cannot take all fds and mappings
+Findings check_user_namespace(const Facts& facts);  ///< every user of jobs can be told apart
+Findings check_user_limits(const Facts& facts);     ///< one user cannot take all fds and mappings
 Findings check_devices(const Facts& facts);    ///< RDMA devices: there, permitted, ports up, with an address
 Findings check_gids(const Facts& facts);       ///< one type on all ports
 Findings check_mtu(const Facts& facts);        ///< one on all ports, and not a small one

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/id_map.h"
+
 namespace mkernel::mkctl::doctor {
 
 inline constexpr std::uint64_t kUnlimited = UINT64_MAX;
@@ -94,10 +96,16 @@ struct HugePages {
   std::uint64_t free = 0;
 };
 
+/// How many ids the user namespace of the daemon's process maps.
+struct MappedIds {
+  base::IdMap users, groups;
+};
+
 struct Facts {
   std::string mkctl_version;
   Daemon daemon;
   std::optional<Limits> limits;
+  std::optional<MappedIds> ids;
   std::optional<SessionBudget> budget;  ///< nothing of a daemon that does not say
   std::vector<Peer> peers;
   std::vector<std::string> daemons;  ///< "pid 4711: mkerneld --config a.toml", every one that runs here

@@ -20,6 +20,9 @@ void gather_machine(const std::filesystem::path& root, Facts& facts);
 /// Limits of a process, if it is a mkerneld.
 std::optional<Limits> limits_of(const std::filesystem::path& root, std::int64_t pid);
 
+/// The ids that the namespace of a process maps, if it is a mkerneld and has a map.
+std::optional<MappedIds> ids_of(const std::filesystem::path& root, std::int64_t pid);
+
 /// Peers, and what peers are told of this node, as ListPeers replies them.
 void read_peers(const nlohmann::ordered_json& reply, Facts& facts);
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "daemon/base/printable.h"
 #include "daemon/topology/rdma_sysfs.h"
 #include "tools/mkctl/doctor/acs.h"
 #include "tools/mkctl/doctor/gather.h"
@@ -61,7 +62,7 @@ std::vector<std::string> daemons(const fs::path& root) {
     std::string command = text_of(process / "cmdline");
     std::replace(command.begin(), command.end(), '\0', ' ');
     command.erase(command.find_last_not_of(" \n") + 1);
-    found.push_back("pid " + process.filename().string() + ": " + command);
+    found.push_back("pid " + process.filename().string() + ": " + base::one_line(command));
   }
   return found;
 }
@@ -135,9 +136,18 @@ std::optional<Limits> limits_of(const fs::path& root, std::int64_t pid) {
                 (std::strtoull(capabilities.c_str(), nullptr, 16) >> kIpcLock & 1) != 0};
 }
 
+std::optional<MappedIds> ids_of(const fs::path& root, std::int64_t pid) {
+  const fs::path process = root / "proc" / std::to_string(pid), kernel = root / "proc/sys/kernel";
+  const std::string users = text_of(process / "uid_map"), groups = text_of(process / "gid_map");
+  if (line_of(process / "comm") != "mkerneld" || users.empty() || groups.empty()) return std::nullopt;
+  return MappedIds{{base::IdKind::kUser, users, text_of(kernel / "overflowuid")},
+                   {base::IdKind::kGroup, groups, text_of(kernel / "overflowgid")}};
+}
+
 void gather_machine(const fs::path& root, Facts& facts) {
   if (facts.daemon.reached()) {
     facts.limits = limits_of(root, facts.daemon.pid);
+    facts.ids = ids_of(root, facts.daemon.pid);
   } else {
     facts.ports = local_ports(root);
   }

@@ -74,5 +74,20 @@ TEST_CASE("what is no printable byte is found by its place, and becomes a space 
         "\xe2\x82\xac \xc3\xa9 \xe6\x97\xa5 \xf0\x9f\x98\x80");  // letters and signs stay
 }
 
+TEST_CASE("what turns the direction of writing, has no width or ends a line becomes a space on one line") {
+  for (const char* character :
+       {"\u061c", "\u200b", "\u200e", "\u200f", "\u2028", "\u2029", "\u202a", "\u202e", "\u2060", "\u2066",
+        "\u2069", "\ufeff", "\u00ad", "\u180e", "\ufffb", "\U000e0041", "\U0001d173", "\u0085"}) {
+    CAPTURE(character);
+    CHECK(one_line(std::string("a") + character + "b") == "a b");
+    CHECK(first_unprintable(std::string("a") + character) == 1);
+  }
+  // What is written stays, in every script, and of each length.
+  for (const char* text :
+       {"\u00e9", "\u05d0\u05d1", "\u2013", "\u6f22\u5b57", "\U0001f600", "\u2027\u202f\u2070"}) {
+    CHECK(one_line(text) == text);
+  }
+}
+
 }  // namespace
 }  // namespace mkernel::base

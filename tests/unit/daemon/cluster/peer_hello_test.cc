@@ -55,6 +55,20 @@ TEST_CASE("a refusal names what differs, on whichever rail it does") {
   CHECK(check(hello).code() == StatusCode::kFailedPrecondition);
 }
 
+TEST_CASE("with TLS a node has no name that every certificate carries: it could be any node") {
+  PeerLinksOptions ours = kOurs;
+  ours.shared_name = "b";
+  const v1::Hello hello = hello_of_b();
+  CHECK(
+      check_hello(hello, ours, "10.0.0.1:7600").ok());  // without certificates it proves nothing in any case
+  ours.certified = true;
+  const Status status = check_hello(hello, ours, "10.0.0.1:7600");
+  CHECK(status.code() == StatusCode::kPermissionDenied);
+  CHECK(contains(status.text(), "peers.tls.server_name"));
+  ours.shared_name = "cluster";
+  CHECK(check_hello(hello, ours, "10.0.0.1:7600").ok());
+}
+
 TEST_CASE("a token is short: a Start carries those of several hellos") {
   v1::Hello hello = hello_of_b();
   hello.set_token(std::string(60000, 'x'));

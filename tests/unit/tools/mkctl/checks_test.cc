@@ -103,6 +103,23 @@ TEST_CASE("open files") {
   CHECK(after(check_user_limits, budget(900, 49000)).empty());
 }
 
+TEST_CASE("user_namespace: users whom the daemon cannot tell apart") {
+  const auto maps = [](const std::string& users, const std::string& groups) {
+    return [=](Facts& f) {
+      f.ids = MappedIds{{base::IdKind::kUser, users, "65534"}, {base::IdKind::kGroup, groups, "60000"}};
+    };
+  };
+  const std::string all = "0 0 4294967295", one_alone = "0 1000 1";
+  const Findings users = after(check_user_namespace, maps(one_alone, all));
+  one(users, kWarning, "a user namespace that maps 1 user ids of 4294967295");
+  CHECK(users[0].why.find("sees all others as 65534") != std::string::npos);
+  CHECK(users[0].todo.find("hostUsers: true") != std::string::npos);
+  const Findings groups = after(check_user_namespace, maps(all, "0 1000 1\n1 100000 65536"));
+  one(groups, Severity::kInfo, "a user namespace that maps 65537 group ids of 4294967295");
+  CHECK(groups[0].why.find("sees all others as 60000") != std::string::npos);
+  CHECK(after(check_user_namespace, [](Facts& f) { f.ids.reset(); }).empty());  // not seen from here
+}
+
 TEST_CASE("devices: none, not permitted, ports down, names that are not there") {
   one(after(check_devices, [](Facts& f) { f.ports.clear(); }), kError, "no RDMA device");
   CHECK(after(check_devices, [](Facts& f) { f.ports.clear(), f.daemon.transport = "emulated"; }).empty());

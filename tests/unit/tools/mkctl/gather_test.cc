@@ -48,6 +48,36 @@ TEST_CASE("limits of the daemon's process") {
                                                   "pid 4712: /usr/bin/mkerneld --config a.toml"});
 }
 
+TEST_CASE("any user can start a program of the daemon's name: its arguments become one line") {
+  SysfsTree tree;
+  tree.write("proc/66/comm", "mkerneld");
+  tree.write("proc/66/cmdline", "mkerneld \x1b[2J\n\u202e");
+  Facts facts;
+  gather_machine(tree.path, facts);
+  REQUIRE(facts.daemons.size() == 1);
+  CHECK(facts.daemons[0].find_first_of("\x1b\n\u202e") == std::string::npos);
+}
+
+TEST_CASE("the ids that the namespace of the daemon's process maps") {
+  SysfsTree tree;
+  tree.write("proc/sys/kernel/overflowuid", "65534");
+  tree.write("proc/sys/kernel/overflowgid", "65533");
+  add_process(tree, "4711", "mkerneld", "8388608", "0000000000000000");
+  CHECK(!ids_of(tree.path, 4711));  // it shows none
+  tree.write("proc/4711/uid_map", "         0       1000          1\n         1     100000      65536");
+  tree.write("proc/4711/gid_map", "         0          0 4294967295");
+  const auto ids = ids_of(tree.path, 4711);
+  REQUIRE(ids);
+  CHECK(ids->users.mapped() == 65537);
+  CHECK(!ids->users.known(65534));
+  CHECK(ids->groups.complete());
+  CHECK(ids->groups.overflow() == 65533);
+  add_process(tree, "4712", "postgres", "8388608", "0000000000000000");
+  tree.write("proc/4712/uid_map", "0 0 4294967295");
+  tree.write("proc/4712/gid_map", "0 0 4294967295");
+  CHECK(!ids_of(tree.path, 4712));
+}
+
 TEST_CASE("GPUs, the bridges above them, driver, modules, huge pages") {
   SysfsTree tree;
   const fs::path root_port = "sys/devices/pci0000:15/0000:15:01.0", gpu = root_port / "0000:1b:00.0",

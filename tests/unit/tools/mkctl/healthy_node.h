@@ -15,6 +15,8 @@ inline Facts healthy_node() {
                   .pid = 4711,
                   .transport = "verbs"};
   facts.limits = Limits{kUnlimited, 1048576, false};
+  facts.ids = MappedIds{{base::IdKind::kUser, "0 0 4294967295", "65534"},
+                        {base::IdKind::kGroup, "0 0 4294967295", "65534"}};
   facts.rails = "2 x verbs";
   facts.rail_ports = {{0, "mlx5_0:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400, "::ffff:10.0.0.1"},
                       {1, "mlx5_1:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400, "::ffff:10.0.1.1"}};

@@ -166,4 +166,17 @@ void GroupTable::later(LocalRank& local, std::function<void()> task) {
   });
 }
 
+void GroupTable::later(const std::vector<LocalRank*>& locals,
+                       std::function<void(const std::vector<dataplane::GroupKey>&)> task) {
+  std::vector<std::weak_ptr<LocalRank>> weak;
+  for (const LocalRank* local : locals) weak.emplace_back(locals_.at(local->key()));
+  executor_.post([weak = std::move(weak), task = std::move(task)] {
+    std::vector<dataplane::GroupKey> keys;
+    for (const auto& local : weak) {
+      if (const auto alive = local.lock()) keys.push_back(alive->key());
+    }
+    if (!keys.empty()) task(keys);
+  });
+}
+
 }  // namespace mkernel::cluster

@@ -82,6 +82,9 @@ class GroupTable {
   void announce_gone(const MemberId& id, bool left, const std::string& cause);
   /// Runs `task` after the current call, unless the local rank has been forgotten by then.
   void later(LocalRank& local, std::function<void()> task);
+  /// The same once for several, with those that have not been forgotten by then, if there are any.
+  void later(const std::vector<LocalRank*>& locals,
+             std::function<void(const std::vector<dataplane::GroupKey>&)> task);
 
  private:
   const std::string node_;

@@ -1,5 +1,6 @@
 #include "daemon/cluster/groups_in_use.h"
 
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,7 +32,7 @@ void GroupsInUse::ready(const dataplane::GroupKey& group, std::function<void(Sta
   local->all_ready = std::move(all_ready);
   for (const auto& [key, entry] : instance->regions()) {
     table_.later(*local, [this, group, rank = key.first, index = key.second, entry = entry] {
-      events_->region_changed(group, rank, index, entry);
+      events_->region_changed({group}, rank, index, entry);
     });
   }
   instance->set_ready(local->request.rank);
@@ -72,12 +73,11 @@ void GroupsInUse::announce_region(const dataplane::GroupKey& group, std::uint32_
 void GroupsInUse::apply_region(GroupInstance& instance, std::uint32_t rank, std::uint32_t index,
                                const abi::RegionEntry& entry) {
   instance.set_region(rank, index, entry);
-  for (LocalRank* local : table_.ranks_here(instance)) {
-    if (!local->opened) continue;  // ready() will tell it
-    table_.later(*local, [this, key = local->key(), rank, index, entry] {
-      events_->region_changed(key, rank, index, entry);
-    });
-  }
+  std::vector<LocalRank*> open = table_.ranks_here(instance);
+  std::erase_if(open, [](const LocalRank* local) { return !local->opened; });  // ready() will tell these
+  table_.later(open, [this, rank, index, entry](const std::vector<dataplane::GroupKey>& ranks) {
+    events_->region_changed(ranks, rank, index, entry);
+  });
 }
 
 // ---- exchanges
@@ -115,7 +115,9 @@ void GroupsInUse::exchange(const dataplane::GroupKey& group, std::uint64_t round
 
 void GroupsInUse::advance_exchanges(GroupInstance& instance) {
   while (auto blobs = instance.take_round()) {
-    for (LocalRank* local : table_.ranks_here(instance)) finish_exchange(*local, *blobs);
+    // The ranks share one copy, and each of them is answered by a call of its own.
+    const auto round = std::make_shared<const std::vector<session::Blob>>(std::move(*blobs));
+    for (LocalRank* local : table_.ranks_here(instance)) finish_exchange(*local, session::Round(round));
   }
   const auto gone = instance.missing_for_ever();
   if (!gone) return;
@@ -123,11 +125,10 @@ void GroupsInUse::advance_exchanges(GroupInstance& instance) {
   for (LocalRank* local : table_.ranks_here(instance)) finish_exchange(*local, why);
 }
 
-void GroupsInUse::finish_exchange(LocalRank& local, Result<std::vector<session::Blob>> result) {
+void GroupsInUse::finish_exchange(LocalRank& local, const Result<session::Round>& result) {
   local.exchange_timer.reset();
   if (local.exchanged == nullptr) return;
-  table_.later(
-      local, [done = std::exchange(local.exchanged, nullptr), result = std::move(result)] { done(result); });
+  table_.later(local, [done = std::exchange(local.exchanged, nullptr), result] { done(result); });
 }
 
 void GroupsInUse::exchange_timed_out(const dataplane::GroupKey& key) {

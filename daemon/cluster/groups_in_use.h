@@ -42,7 +42,7 @@ class GroupsInUse {
   void fail_instance(GroupInstance& instance, GroupFailure failure);
 
  private:
-  void finish_exchange(LocalRank& local, Result<std::vector<session::Blob>> result);
+  void finish_exchange(LocalRank& local, const Result<session::Round>& result);
   void exchange_timed_out(const dataplane::GroupKey& key);
   void announce_failure(const GroupInstance& instance);
 

@@ -181,6 +181,21 @@ Status Accounts::check(const Account& account, Resource resource, std::uint64_t 
   return {};
 }
 
+Status Accounts::check_shared(const Account& account, Resource resource, std::uint64_t mine,
+                              std::uint64_t used, std::uint64_t room) const {
+  const Limit own = user_limit(account.rights(), resource);
+  const std::uint64_t few = std::max<std::uint64_t>(own.most / 8, 1), last = room / 4;
+  if (used < (mine < few ? room : room - last)) return {};
+  const std::string there = "node " + node_ + " has " + std::to_string(used) + " " + name_of(resource) +
+                            " of " + std::to_string(room) +
+                            " (by limits.max_sessions = " + std::to_string(limits_.max_sessions) + ")";
+  if (used >= room) return {StatusCode::kResourceExhausted, there};
+  return {StatusCode::kResourceExhausted,
+          there + ", and the last " + std::to_string(last) + " are for users who hold fewer than " +
+              std::to_string(few) + ", an eighth of " + account.rights().key(own.key) + ": user " +
+              std::to_string(account.user().uid) + " holds " + std::to_string(mine)};
+}
+
 Result<Charge> Accounts::take(const Account& account, const Amounts& more) {
   for (std::size_t i = 0; i < kResources; ++i) {
     const auto resource = static_cast<Resource>(i);

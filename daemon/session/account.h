@@ -135,6 +135,13 @@ class Accounts {
   /// This process has room for the fds of one more packet, whatever is in it.
   bool room_for_packet() const { return node_ledger_->held(Resource::kFds) <= budget_.packet_limit(); }
 
+  /// Whether a user may have one more of what all users of the node share, of which `used` are taken and
+  /// `room` is all there is. The last quarter is for users who hold few: less than an eighth of their own
+  /// limit. So two users cannot keep out a third. `mine`: what the user holds. kResourceExhausted names
+  /// limits and numbers.
+  Status check_shared(const Account& account, Resource resource, std::uint64_t mine, std::uint64_t used,
+                      std::uint64_t room) const;
+
   const NodeBudget& budget() const { return budget_; }
   void set_budget(const NodeBudget& budget) { budget_ = budget; }
   /// Of [users.default].

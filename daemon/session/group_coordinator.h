@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@
 namespace mkernel::session {
 
 using Blob = std::array<std::byte, abi::kExchangeBytes>;
+/// What all ranks contributed to a round, by rank: one copy for all ranks of this node.
+using Round = std::shared_ptr<const std::vector<Blob>>;
 
 struct JoinRequest {
   dataplane::GroupKey key;  ///< session and the handle that the session layer chose
@@ -58,9 +61,10 @@ struct FormedGroup {
 class GroupEvents {
  public:
   virtual ~GroupEvents() = default;
-  /// `rank` (this node's own included) registered (bytes > 0) or gave up (0) a region.
-  virtual void region_changed(const dataplane::GroupKey& group, std::uint32_t rank, std::uint32_t index,
-                              const abi::RegionEntry& entry) = 0;
+  /// `rank` (this node's own included) registered (bytes > 0) or gave up (0) a region. `ranks` are those of
+  /// this node in the same group that are to know: one call for all of them.
+  virtual void region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank,
+                              std::uint32_t index, const abi::RegionEntry& entry) = 0;
   /// The group is over. `culprit` is a rank or -1; `node` where it happened. Told once per group.
   virtual void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
                             const Status& why) = 0;
@@ -83,7 +87,7 @@ class GroupCoordinator {
                                const abi::RegionEntry& entry) = 0;
 
   /// Every rank contributes once per round; `done` with the blobs of all ranks, by rank.
-  using Exchanged = std::function<void(Result<std::vector<Blob>>)>;
+  using Exchanged = std::function<void(Result<Round>)>;
   virtual void exchange(const dataplane::GroupKey& group, std::uint64_t round, const Blob& blob,
                         std::chrono::milliseconds timeout, Exchanged done) = 0;
 

@@ -29,6 +29,10 @@ constexpr std::chrono::milliseconds kUnreadLook{100};  ///< between looks whethe
 /// A session whose user's fds cannot be closed for so long ends.
 constexpr std::chrono::seconds kUnclosedPatience{1};
 
+/// So many ranks of this node that are told of something take the control thread about as long as a join,
+/// which is told to all peers.
+constexpr double kRanksPerMessage = 64;
+
 }  // namespace
 
 Session::Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity,
@@ -143,7 +147,7 @@ void Session::spend(double messages) {
 }
 
 void Session::spend(const SessionGroup& group, double messages) {
-  if (group.spans_nodes()) spend(messages);
+  spend(messages * ((group.spans_nodes() ? 1 : 0) + group.ranks_here() / kRanksPerMessage));
 }
 
 void Session::wait_for_exit() {

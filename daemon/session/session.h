@@ -52,6 +52,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   SessionSnapshot snapshot() const;
   bool introduced() const { return port_ != nullptr; }
+  bool ending() const { return ending_; }
   const User& user() const { return account_.user(); }
   /// It is not read for the time being, see pause_needed().
   bool waiting() const { return waiting_; }
@@ -70,7 +71,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::chrono::nanoseconds pause_needed();
   /// The session makes the daemon say so much to other daemons; one message, or one to each peer, is 1.
   void spend(double messages);
-  /// The same for what concerns a group, if other nodes are in it.
+  /// The same for what concerns a formed group: a message to other nodes, if there are any in it, and the
+  /// calls that tell each of its ranks on this node.
   void spend(const SessionGroup& group, double messages);
   void wait_for_exit();
   void wait_for_hello();

@@ -252,7 +252,7 @@ void SessionGroup::exchange(std::uint64_t round, const Blob& blob, std::chrono::
   exchanged_ = false;
   exchange_done_ = std::move(done);
   services_.coordinator->exchange(key(), round, blob, timeout,
-                                  [weak = weak_from_this(), round](Result<std::vector<Blob>> blobs) {
+                                  [weak = weak_from_this(), round](Result<Round> blobs) {
                                     const auto self = weak.lock();
                                     if (self != nullptr && self->round_ == round && self->exchange_done_)
                                       self->exchanged(std::move(blobs));
@@ -260,47 +260,32 @@ void SessionGroup::exchange(std::uint64_t round, const Blob& blob, std::chrono::
 }
 
 /// The client may write to every region that was announced before: once the proxies know all of them.
-void SessionGroup::exchanged(Result<std::vector<Blob>> blobs) {
+void SessionGroup::exchanged(Result<Round> blobs) {
   if (!blobs.ok()) return finish_exchange(blobs.status());
-  write_board(port_->segment, shape_, *blobs);
+  write_board(port_->segment, shape_, **blobs);
   exchanged_ = true;
-  if (changes_.empty()) finish_exchange(Status());
+  if (changes_ == 0) finish_exchange(Status());
 }
 
 void SessionGroup::finish_exchange(Status status) {
   if (exchange_done_) std::exchange(exchange_done_, nullptr)(std::move(status));
 }
 
-void SessionGroup::region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry) {
-  if (port_ == nullptr || state_ == State::kClosing) return;
-  if (rank >= request_.world_size || index >= request_.region_capacity) return;
+bool SessionGroup::region_changes(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry) {
+  if (port_ == nullptr || state_ == State::kClosing) return false;
+  if (rank >= request_.world_size || index >= request_.region_capacity) return false;
   for (dataplane::Proxy* proxy : services_.proxies) {
     proxy->set_remote_region(key(), rank, index, entry.bytes);
   }
-  changes_.push_back({rank, index, entry});
-  if (settling_ == 0) settle_changes();
+  ++changes_;
+  return true;
 }
 
-/// Proxies first, and not only told: who sees a new entry in the map may write to it at once, and a proxy may
-/// read its ring before it comes to the commands of its mailbox.
-void SessionGroup::settle_changes() {
-  settling_ = changes_.size();
-  const auto on_all = gather(services_.io, services_.rails(), [weak = weak_from_this()](const Status&) {
-    if (const auto self = weak.lock()) self->changes_settled();
-  });
-  for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->settle([on_all] { on_all(Status()); });
-  }
-}
-
-void SessionGroup::changes_settled() {
+void SessionGroup::region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry) {
+  --changes_;
   if (port_ == nullptr || state_ == State::kClosing) return;
-  const auto end = changes_.begin() + static_cast<std::ptrdiff_t>(std::exchange(settling_, 0));
-  for (auto change = changes_.begin(); change != end; ++change)
-    write_region_entry(port_->segment, shape_, change->rank, change->index, change->entry);
-  changes_.erase(changes_.begin(), end);
-  if (!changes_.empty()) return settle_changes();
-  if (exchanged_) finish_exchange(Status());
+  write_region_entry(port_->segment, shape_, rank, index, entry);
+  if (changes_ == 0 && exchanged_) finish_exchange(Status());
 }
 
 // ---- the way out
@@ -366,6 +351,12 @@ std::shared_ptr<const memory::Region> SessionGroup::region(std::uint32_t index) 
 bool SessionGroup::spans_nodes() const {
   return std::any_of(formed_.members.begin(), formed_.members.end(),
                      [](const FormedMember& member) { return !member.port.local; });
+}
+
+std::uint32_t SessionGroup::ranks_here() const {
+  return static_cast<std::uint32_t>(
+      std::count_if(formed_.members.begin(), formed_.members.end(),
+                    [](const FormedMember& member) { return member.port.local; }));
 }
 
 bool SessionGroup::uses_peer(transport::PeerId peer) const {

@@ -63,6 +63,9 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   /// the session itself tells coordinator and proxies.
   void abandon(const Status& why);
 
+  /// Proxies are told of a region that a rank has announced. False when this group does not need to know;
+  /// else region_changed() follows when every proxy knows it: then it is in the map of the client.
+  bool region_changes(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry);
   void region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry);
 
   const dataplane::GroupKey& key() const { return request_.key; }
@@ -87,6 +90,8 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
 
   /// Formed, with ranks on other nodes.
   bool spans_nodes() const;
+  /// How many ranks of the formed group are on this node.
+  std::uint32_t ranks_here() const;
   bool uses_peer(transport::PeerId peer) const;
 
   GroupSnapshot snapshot() const;
@@ -103,11 +108,6 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
     bool leaving = false;
     bool sealing = false;  ///< or sealed
   };
-  /// A region that a rank of the group has announced.
-  struct Change {
-    std::uint32_t rank, index;
-    abi::RegionEntry entry;
-  };
 
   void formed(Result<FormedGroup> group);
   void closed(const Done& done);
@@ -118,10 +118,8 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   void finish_join(Status status);
   void hand_to_proxies(std::uint32_t index, const std::shared_ptr<const memory::Region>& region, Done done);
   void announce(std::uint32_t index, const abi::RegionEntry& entry);
-  void exchanged(Result<std::vector<Blob>> blobs);
+  void exchanged(Result<Round> blobs);
   void finish_exchange(Status status);
-  void settle_changes();
-  void changes_settled();
   Status check_usable() const;
   std::string describe() const;
 
@@ -136,11 +134,11 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   std::shared_ptr<dataplane::GroupPort> port_;
   std::map<std::uint32_t, Held> regions_;
   std::set<std::uint32_t> opening_;  ///< see begin_region()
-  std::vector<Change> changes_;  ///< that the proxies have been told of, and the map of the client not yet
-  std::size_t settling_ = 0;     ///< how many of them settle_changes() waits for
+  std::size_t changes_ =
+      0;  ///< of regions, that the proxies have been told of, and the map of the client not yet
   Done join_done_, exchange_done_;
   std::uint64_t round_ = 0;
-  bool exchanged_ = false;  ///< round_ is on the board, and its answer waits for changes_
+  bool exchanged_ = false;  ///< round_ is on the board, and its answer waits for the changes
   bool abandoned_ = false;
 };
 

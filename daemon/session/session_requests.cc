@@ -16,7 +16,8 @@ namespace mkernel::session {
 namespace {
 
 constexpr std::uint32_t kMaxWeight = 64;
-/// An exchange is one message to each node of the group, and jobs make many: ten count as one join.
+/// An exchange is one message to each node of the group, and a copy for each rank here. Jobs make many: ten
+/// count as one join.
 constexpr double kExchangeMessages = 0.1;
 constexpr std::chrono::milliseconds kMaxTimeout = std::chrono::hours(24);
 
@@ -110,11 +111,12 @@ Status Session::check_hello(const abi::Hello& hello) const {
                                               ", allowed are 1 to " + std::to_string(kMaxWeight) +
                                               " (0 = 1)"};
   }
-  const std::size_t sessions = services_.session_count();
-  if (sessions >= services_.limits.max_sessions) {
-    return {StatusCode::kResourceExhausted,
-            "node " + services_.node_name + " has " + std::to_string(sessions) +
-                " sessions, limits.max_sessions = " + std::to_string(services_.limits.max_sessions)};
+  const Status full = services_.accounts.check_shared(
+      account_, Resource::kSessions, account_.user().ledger.held(Resource::kSessions),
+      services_.session_count(), services_.limits.max_sessions);
+  if (!full.ok()) {
+    ++account_.user().refusals_total;
+    return full;
   }
   if (hello.device >= -1) return {};
   return {StatusCode::kInvalidArgument, "hello: device = " + std::to_string(hello.device) +

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/base/aside.h"
+#include "daemon/session/gather.h"
 
 namespace mkernel::session {
 namespace {
@@ -119,18 +120,16 @@ void SessionServer::take_clients() {
 }
 
 void SessionServer::accept(ipc::UniqueFd client) {
-  // Whoever says hello above the limit is told so by the reply; this is for those who never do.
-  const bool full = sessions_.size() >= services_.limits.max_sessions + kWaitingRoom;
   auto identity = identify(client.get());
   if (!identity.ok()) {
     turn_away(client.get(), Undertaker::kNobody, identity.status());
     return services_.undertaker->close_any(std::move(client));
   }
   Account account = services_.accounts.open(identity->uid, identity->gids);
-  auto charge = full ? Result<Charge>(Status(StatusCode::kResourceExhausted,
-                                             "node " + services_.node_name + " has " +
-                                                 std::to_string(sessions_.size()) + " connections"))
-                     : admit(account);
+  auto charge = admit(account);
+  if (charge.ok()) {
+    if (Status full = make_room(account); !full.ok()) charge = std::move(full);
+  }
   if (!charge.ok()) {
     turn_away(client.get(), identity->uid, charge.status());
     return services_.undertaker->close_connection(account, std::move(client));
@@ -164,6 +163,34 @@ Result<Charge> SessionServer::admit(const Account& account) {
   auto charge = services_.accounts.take(account, {{Resource::kConnections, 1}, {Resource::kFds, 2}});
   if (charge.ok()) return charge;
   return charge.status().with_context("a connection of " + who);
+}
+
+// A hello above limits.max_sessions is refused by its reply; this is for connections that never say one.
+Status SessionServer::make_room(const Account& account) {
+  const std::size_t room = services_.limits.max_sessions + kWaitingRoom;
+  const std::uint64_t held = account.user().ledger.held(Resource::kConnections);
+  const Status full =
+      services_.accounts.check_shared(account, Resource::kConnections, held - 1, sessions_.size(), room);
+  if (full.ok()) return {};
+  const std::shared_ptr<Session> silent = sessions_.size() < room ? nullptr : oldest_silent(held);
+  if (silent == nullptr) {
+    ++account.user().refusals_total;
+    return full;
+  }
+  silent->end({StatusCode::kResourceExhausted,
+               silent->describe() + " said no hello, its user has the most connections, and " + full.text()});
+  return {};
+}
+
+std::shared_ptr<Session> SessionServer::oldest_silent(std::uint64_t held) const {
+  std::shared_ptr<Session> oldest;  // ids grow, and the map goes by them
+  for (const auto& [id, session] : sessions_) {
+    const std::uint64_t of_user = session->user().ledger.held(Resource::kConnections);
+    if (session->introduced() || session->ending() || of_user <= held) continue;
+    oldest = session;
+    held = of_user;
+  }
+  return oldest;
 }
 
 void SessionServer::turn_away(int client, std::uint64_t user, const Status& why) {
@@ -250,9 +277,27 @@ void SessionServer::channel_failed(const dataplane::GroupKey& key, std::int32_t 
   services_.coordinator->fail(key, culprit, why);
 }
 
-void SessionServer::region_changed(const dataplane::GroupKey& key, std::uint32_t rank, std::uint32_t index,
-                                   const abi::RegionEntry& entry) {
-  if (const auto group = find(key)) group->region_changed(rank, index, entry);
+// Proxies first, and not only told: who sees a new entry in the map may write to it at once, and a proxy may
+// read its ring before it comes to the commands of its mailbox. One question to each proxy is enough for all
+// ranks.
+void SessionServer::region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank,
+                                   std::uint32_t index, const abi::RegionEntry& entry) {
+  std::vector<std::weak_ptr<SessionGroup>> groups;
+  for (const dataplane::GroupKey& key : ranks) {
+    const auto group = find(key);
+    if (group != nullptr && group->region_changes(rank, index, entry)) groups.push_back(group);
+  }
+  if (groups.empty()) return;
+  const auto on_all = gather(services_.io, services_.rails(),
+                             [groups = std::move(groups), rank, index, entry](const Status&) {
+                               for (const auto& weak : groups) {
+                                 if (const auto group = weak.lock())
+                                   group->region_changed(rank, index, entry);
+                               }
+                             });
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->settle([on_all] { on_all(Status()); });
+  }
 }
 
 void SessionServer::group_failed(const dataplane::GroupKey& key, std::int32_t culprit,

@@ -76,7 +76,7 @@ class SessionServer final : public GroupEvents, public Inspector {
   void channel_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why);
 
   // GroupEvents
-  void region_changed(const dataplane::GroupKey& group, std::uint32_t rank, std::uint32_t index,
+  void region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank, std::uint32_t index,
                       const abi::RegionEntry& entry) override;
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
                     const Status& why) override;
@@ -100,6 +100,12 @@ class SessionServer final : public GroupEvents, public Inspector {
   void accept(ipc::UniqueFd client);
   /// The charge for a connection, or why this user may not have one.
   Result<Charge> admit(const Account& account);
+  /// OK when there is room for this user's connection, whose charge is taken. In a full room the oldest
+  /// connection without a hello, of the user who has most of all connections, makes room for users who have
+  /// fewer.
+  Status make_room(const Account& account);
+  /// That connection; nothing when no user with more than `held` connections has one without a hello.
+  std::shared_ptr<Session> oldest_silent(std::uint64_t held) const;
   void turn_away(int client, std::uint64_t user, const Status& why);
   void drain();
   void reap(dataplane::SessionId session);

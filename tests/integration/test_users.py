@@ -2,14 +2,17 @@
 import contextlib
 import ctypes
 import errno
+import grp
+import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 import unittest
 
 import raw_client as raw
-from cluster import ClusterTest, Daemon, free_ports, wait_until
+from cluster import BIN, ClusterTest, Daemon, free_ports, wait_until
 
 DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 4, 7, 8
 NOBODY = 65534
@@ -95,6 +98,74 @@ class Users(ClusterTest):
         # And it is a group like any other: a signal arrives.
         owner.write_slot(owner.first_channel + 4, 0, peer=1)
         wait_until(lambda: partner.arrivals(source=0) == 1, "the signal arrives")
+
+    def test_users_whom_a_user_namespace_does_not_map_are_refused(self):
+        # All of them were one user to such a daemon: one joined the group of another, and read and wrote its memory.
+        if subprocess.run(["unshare", "-U", "-r", "true"], capture_output=True).returncode != 0:
+            self.skipTest("no user namespace can be made here")
+        (node,) = self.open_nodes(1, prefix=("unshare", "-U", "-r"))
+        self.assertEqual(self.client(node).join("mine")[1], 0)  # root is mapped
+        for uid in (1001, 1002, NOBODY):
+            refusal = self.client(node, uid, hello=False).end_of_session()
+            self.assertIn(f"uid {NOBODY} stands for every user that the user namespace of this daemon does not map", refusal)
+            self.assertIn("/proc/self/uid_map maps 1 of 4294967295 user ids", refusal)
+        self.assertEqual({u["uid"] for u in node.show("users")}, {0})
+        findings = json.loads(node.mkctl("doctor", "-o", "json", check=False).stdout)["findings"]
+        said = [f["what"] for f in findings if f["check"] == "user_namespace" and f["severity"] == "warning"]
+        self.assertEqual(said, ["the daemon runs in a user namespace that maps 1 user ids of 4294967295"])
+
+    def test_a_folder_of_another_user_is_no_place_for_the_sockets(self):
+        # Its owner made a daemon of root change the mode of any file, by a link in the place of the socket.
+        self.folder.chmod(0o711)
+        for owner, mode, what in ((NOBODY, 0o755, "belongs neither to root nor to uid 0"), (0, 0o777, "may be written by others")):
+            daemon = Daemon(self.folder, f"of-{owner}", free_ports(1)[0], [])
+            os.chown(daemon.folder, owner, owner)
+            daemon.folder.chmod(mode)
+            run = subprocess.run([BIN / "mkerneld", "--config", daemon.config], capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(run.returncode, 0)
+            self.assertIn(f"node.runtime_dir \"{daemon.folder}\": {daemon.folder} (owner uid {owner}, mode {mode:04o}) {what}", run.stderr)
+            self.assertFalse(daemon.socket.exists())
+
+    def test_socket_mode_and_group_hold_whatever_the_umask_is(self):
+        for umask, mode in (("0077", 0o666), ("0000", 0o640)):
+            with self.subTest(umask=umask):
+                (node,) = self.open_nodes(1, {"node": {"socket_mode": f"{mode:04o}", "socket_group": "daemon"}},
+                                          prefix=("sh", "-c", f'umask {umask}; exec "$@"', "sh"))
+                found = node.socket.stat()
+                self.assertEqual((found.st_mode & 0o7777, found.st_gid), (mode, grp.getgrnam("daemon").gr_gid))
+                node.stop()
+                self.daemons.clear()
+
+    def test_two_users_do_not_keep_out_a_third(self):
+        # Each within its own limits, two users held all sessions, or all connections without a hello, and a third was turned away.
+        limits = {"limits": {"max_sessions": 16, "hello_timeout_ms": 120000}, "users.default": {"max_sessions": 8, "max_connections": 40}}
+        (node,) = self.open_nodes(1, limits)
+        first, second = 2001, 2002
+        for uid, count in ((first, 8), (second, 4)):
+            for _ in range(count):
+                self.client(node, uid)
+        answer = self.client(node, second, hello=False).hello()
+        self.assertEqual(answer[1], RESOURCE_EXHAUSTED)
+        self.assertIn("node node0 has 12 sessions of 16 (by limits.max_sessions = 16), and the last 4 are for users who hold fewer than 1, "
+                      "an eighth of users.default.max_sessions: user 2002 holds 4", answer[2])
+        self.client(node, 2003)
+        # 80 connections are there for all, of which the last 20 are for those who hold fewer than 5.
+        silent = [self.client(node, first, hello=False) for _ in range(32)]
+        for _ in range(60 - 8 - 5 - 1 - 32):
+            self.client(node, second, hello=False)
+        wait_until(lambda: sum(u["connections"] for u in node.show("users")) == 60, "three quarters are taken")
+        refusal = self.client(node, second, hello=False).end_of_session()
+        self.assertIn("node node0 has 60 connections of 80", refusal)
+        self.assertIn("the last 20 are for users who hold fewer than 5, an eighth of users.default.max_connections", refusal)
+        for uid in range(2010, 2014):
+            for _ in range(5):
+                self.client(node, uid, hello=False)
+        wait_until(lambda: sum(u["connections"] for u in node.show("users")) == 80, "the room is full")
+        self.client(node, 2020)
+        self.assertIn("said no hello, its user has the most connections, and node node0 has 80 connections of 80",
+                      silent[0].end_of_session())
+        users = {u["uid"]: u["connections"] for u in node.show("users")}
+        self.assertEqual((users[first], users[second], users[2020]), (39, 19, 1))
 
     def test_one_user_does_not_take_every_connection(self):
         (node,) = self.open_nodes(1, {"users.default": {"max_connections": 4, "max_sessions": 2}})

@@ -39,9 +39,10 @@ struct DirectoryCluster::Node final : PeerBus, session::GroupEvents {
     }
     return nullptr;
   }
-  void region_changed(const dataplane::GroupKey& key, std::uint32_t rank, std::uint32_t region,
+  void region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank, std::uint32_t region,
                       const abi::RegionEntry& entry) override {
-    find(key)->regions[{rank, region}] = entry.bytes;
+    for (const dataplane::GroupKey& key : ranks) find(key)->regions[{rank, region}] = entry.bytes;
+    ++cluster.region_calls;
   }
   void group_failed(const dataplane::GroupKey& key, std::int32_t culprit, const std::string& node,
                     const Status& why) override {
@@ -111,9 +112,9 @@ void DirectoryCluster::exchange(RankView& rank, std::uint64_t round, std::uint8_
                                 std::chrono::milliseconds timeout) {
   session::Blob blob;
   blob.fill(static_cast<std::byte>(fill));
-  directory(rank.node).exchange(
-      rank.key, round, blob, timeout,
-      [&rank](Result<std::vector<session::Blob>> blobs) { rank.exchanges.push_back(std::move(blobs)); });
+  directory(rank.node).exchange(rank.key, round, blob, timeout, [&rank](Result<session::Round> blobs) {
+    rank.exchanges.push_back(std::move(blobs));
+  });
 }
 
 void DirectoryCluster::connect(std::size_t a, std::size_t b) {

@@ -41,7 +41,7 @@ struct RankView {
   std::size_t node = 0;
   std::optional<Result<session::FormedGroup>> formed;
   std::optional<Status> ready;
-  std::vector<Result<std::vector<session::Blob>>> exchanges;
+  std::vector<Result<session::Round>> exchanges;
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> regions;
   int failures = 0;
   std::int32_t culprit = -2;
@@ -87,6 +87,7 @@ class DirectoryCluster {
   void settle();                  ///< until nothing can happen any more
   void advance(std::int64_t ms);  ///< every node's clock, then settle()
 
+  std::size_t region_calls = 0;      ///< of GroupEvents::region_changed(), on all nodes
   std::vector<std::string> dropped;  ///< reasons of PeerBus::drop()
   std::vector<std::string> unreachable;
   std::vector<std::unique_ptr<RankView>> ranks;

@@ -30,6 +30,22 @@ TEST_CASE("regions reach every rank, also those that became ready later") {
   });
 }
 
+TEST_CASE("a region is made known to all ranks of a node with one call") {
+  DirectoryCluster cluster(2);
+  const auto ranks = make_group(cluster, 2, 8);
+  cluster.region_calls = 0;
+  cluster.directory(0).announce_region(ranks[3]->key, 5, {77, 1, 0});
+  cluster.settle();
+  CHECK(cluster.region_calls == 2);  // there were 16
+  for (RankView* rank : ranks) CHECK(rank->regions[{3, 5}] == 77);
+  // A rank that leaves before the call is not called, and takes nothing from the others.
+  cluster.directory(0).announce_region(ranks[3]->key, 6, {78, 1, 0});
+  cluster.directory(0).leave(ranks[0]->key);
+  cluster.settle();
+  CHECK(ranks[0]->regions.count({3, 6}) == 0);
+  CHECK(ranks[1]->regions[{3, 6}] == 78);
+}
+
 TEST_CASE("exchanges bring every blob to every rank, round by round") {
   run_seeds([](unsigned seed) {
     DirectoryCluster cluster(3, seed);
@@ -50,9 +66,11 @@ TEST_CASE("exchanges bring every blob to every rank, round by round") {
       REQUIRE(rank->exchanges.size() == kRounds);
       for (std::uint64_t round = 1; round <= kRounds; ++round) {
         REQUIRE(rank->exchanges[round - 1].ok());
+        const std::size_t first_of_node = rank->node * 2;  // ranks of one node get one copy
+        CHECK(rank->exchanges[round - 1].value() == ranks[first_of_node]->exchanges[round - 1].value());
         for (std::size_t r = 0; r < ranks.size(); ++r) {
-          CHECK(rank->exchanges[round - 1].value()[r].front() == static_cast<std::byte>(16 * round + r));
-          CHECK(rank->exchanges[round - 1].value()[r].back() == static_cast<std::byte>(16 * round + r));
+          CHECK((*rank->exchanges[round - 1].value())[r].front() == static_cast<std::byte>(16 * round + r));
+          CHECK((*rank->exchanges[round - 1].value())[r].back() == static_cast<std::byte>(16 * round + r));
         }
       }
     }

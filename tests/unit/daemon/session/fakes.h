@@ -117,7 +117,8 @@ class LocalCoordinator final : public GroupCoordinator {
     Group& group = group_of(key);
     const std::uint32_t from = rank_of(group, key);
     for (auto& [rank, member] : group.ranks) {
-      post([this, to = member.key, from, index, entry] { events_->region_changed(to, from, index, entry); });
+      post(
+          [this, to = member.key, from, index, entry] { events_->region_changed({to}, from, index, entry); });
     }
   }
 
@@ -125,7 +126,7 @@ class LocalCoordinator final : public GroupCoordinator {
   void announce_elsewhere(const std::string& name, std::uint32_t rank, std::uint32_t index,
                           const abi::RegionEntry& entry) {
     for (auto& [here, member] : groups_.at(name).ranks)
-      events_->region_changed(member.key, rank, index, entry);
+      events_->region_changed({member.key}, rank, index, entry);
   }
 
   void exchange(const dataplane::GroupKey& key, std::uint64_t, const Blob& blob, std::chrono::milliseconds,
@@ -133,8 +134,9 @@ class LocalCoordinator final : public GroupCoordinator {
     Group& group = group_of(key);
     group.blobs[rank_of(group, key)] = {blob, std::move(done)};
     if (group.blobs.size() < group.ranks.size()) return;
-    std::vector<Blob> all;
-    for (auto& [rank, contribution] : group.blobs) all.push_back(contribution.first);
+    std::vector<Blob> blobs;
+    for (auto& [rank, contribution] : group.blobs) blobs.push_back(contribution.first);
+    const Round all = std::make_shared<const std::vector<Blob>>(std::move(blobs));
     for (auto& [rank, contribution] : group.blobs) {
       post([call = std::move(contribution.second), all] { call(all); });
     }

@@ -70,6 +70,27 @@ TEST_CASE("joins come ten seconds' worth at once, then at the rate of limits.joi
   CHECK(Clock::now() - next < std::chrono::seconds(2));
 }
 
+TEST_CASE("what many ranks of this node are told is paced as what other nodes are told") {
+  // 256 ranks of one node that exchanged, or registered, in a loop made others wait for 0.9 s: none of it was
+  // counted.
+  Harness harness([](ServerOptions& options) { options.limits.joins_per_second = 20; });
+  RawClient client(harness.socket());
+  REQUIRE(client.hello("many ranks").status.code == 0);
+  constexpr std::uint32_t kRanks = 64;
+  const auto begin = Clock::now();
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) client.start_join("g", kRanks, rank);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) REQUIRE(client.finish_join().status.code == 0);
+  for (int i = 0; i < 150; ++i) {
+    auto ask = RawClient::message<abi::UnregisterRegion>(MessageType::kUnregisterRegion);
+    ask.group = client.handle();
+    ask.index = 1;
+    REQUIRE(ipc::from_reply(client.request<abi::PlainReply>(ask).status).code() == StatusCode::kNotFound);
+  }
+  // 200 of the joins and of these, each of which would have been told to 64 ranks, may come at once, and 20 a
+  // second after that.
+  CHECK(Clock::now() - begin >= std::chrono::milliseconds(450));
+}
+
 TEST_CASE("a user's sessions share his budget, so that opening more of them gains nothing") {
   Harness harness([](ServerOptions& options) { options.users.standard.joins_per_second = 10; });
   Flood flood(harness);  // 1 join

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/memory/open_region.h"
 #include "daemon/session/channel_space.h"
 #include "daemon/session/inspect.h"
 #include "daemon/session/listener.h"
@@ -116,6 +117,7 @@ class Session : public std::enable_shared_from_this<Session> {
     Charge open;  ///< given back when its fds are closed and its memory is unmapped
     Charge keep;  ///< for what stays of its memfd until the session ends
   };
+  memory::RegionRequest region_request(const abi::RegisterRegion& ask, std::vector<ipc::UniqueFd>& fds) const;
   Result<RegionCharges> charge_for_region(const abi::RegisterRegion& ask, std::size_t fds);
   void opened_region(const abi::RegisterRegion& ask,
                      const Result<std::shared_ptr<const memory::Region>>& region, Charge held, Charge keep);

@@ -39,6 +39,25 @@ Result<Session::RegionCharges> Session::charge_for_region(const abi::RegisterReg
   return RegionCharges{std::move(held).value(), std::move(open).value(), std::move(keep).value()};
 }
 
+/// Takes the fds of the request out of its packet.
+memory::RegionRequest Session::region_request(const abi::RegisterRegion& ask,
+                                              std::vector<ipc::UniqueFd>& fds) const {
+  // Its own fd, where this kind has one, then its dma-buf: the decoder has counted them.
+  const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
+  return {.kind = ask.kind,
+          .owner = uid(),
+          .session = id_,
+          .shared = ask.shared == 1,
+          .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
+          .offset = ask.offset,
+          .bytes = ask.bytes,
+          .device = device_,
+          .cuda_ipc = ask.ipc,
+          .dma_buf = fds.size() > own ? std::move(fds[own]) : ipc::UniqueFd(),
+          .dma_buf_offset = ask.dma_buf_offset,
+          .no_dma_buf = base::one_line(ipc::text_of(ask.no_dma_buf))};
+}
+
 void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
   const auto group = require_group(ask.group, ask.header);
   if (group == nullptr) return;
@@ -57,21 +76,7 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
   auto charges = charge_for_region(ask, packet.fds.size());
   if (!charges.ok()) return refuse(charges.status());
   spend(*group, 1);
-  // Its own fd, where this kind has one, then its dma-buf: the decoder has counted them.
-  std::vector<ipc::UniqueFd>& fds = packet.fds;
-  const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
-  memory::RegionRequest request{.kind = ask.kind,
-                                .owner = uid(),
-                                .session = id_,
-                                .shared = ask.shared == 1,
-                                .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
-                                .offset = ask.offset,
-                                .bytes = ask.bytes,
-                                .device = device_,
-                                .cuda_ipc = ask.ipc,
-                                .dma_buf = fds.size() > own ? std::move(fds[own]) : ipc::UniqueFd(),
-                                .dma_buf_offset = ask.dma_buf_offset,
-                                .no_dma_buf = base::one_line(ipc::text_of(ask.no_dma_buf))};
+  memory::RegionRequest request = region_request(ask, packet.fds);
   group->begin_region(ask.index);
   // Looking at every page takes time, and each look takes a lock that the client may hold: not on this
   // thread.

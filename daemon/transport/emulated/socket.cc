@@ -14,9 +14,8 @@
 #include <optional>
 #include <utility>
 
-#include "proto/ipc/packet.h"
-
 #include "daemon/base/id_map.h"
+#include "proto/ipc/packet.h"
 
 namespace mkernel::transport::emulated {
 namespace {

@@ -15,14 +15,14 @@ namespace fs = std::filesystem;
 
 constexpr uid_t kOther = 4711;
 
-class Folder {
+class GuardedFolder {
  public:
-  Folder() {
+  GuardedFolder() {
     char name[] = "/tmp/mk-safe-folder-XXXXXX";
     REQUIRE(::mkdtemp(name) != nullptr);
     path_ = name;
   }
-  ~Folder() { fs::remove_all(path_); }
+  ~GuardedFolder() { fs::remove_all(path_); }
   /// The path of a new folder in it.
   std::string make(const std::string& name, mode_t mode) const {
     const std::string path = path_ + "/" + name;
@@ -46,7 +46,7 @@ void refused(const std::string& path, const std::string& folder, const std::stri
 }  // namespace
 
 TEST_CASE("folders are made with all above them, and one's own in a sticky folder is safe") {
-  const Folder folder;
+  const GuardedFolder folder;
   const std::string path = folder.make("a/b/c", 0755);
   CHECK(check_safe_folder(path).ok());
   CHECK(check_safe_folder(path + "/../c/./").ok());
@@ -56,7 +56,7 @@ TEST_CASE("folders are made with all above them, and one's own in a sticky folde
 }
 
 TEST_CASE("a folder that others may write is refused, itself and above, unless it is sticky") {
-  const Folder folder;
+  const GuardedFolder folder;
   const std::string path = folder.make("open/inner", 0755), open = folder.path() + "/open";
   for (const mode_t mode : {0777U, 0775U, 0757U}) {
     REQUIRE(::chmod(open.c_str(), mode) == 0);
@@ -72,7 +72,7 @@ TEST_CASE("a folder or link of another user is refused, also where it is only on
     MESSAGE("skipped: only root can give a folder to another user");
     return;
   }
-  const Folder folder;
+  const GuardedFolder folder;
   const std::string path = folder.make("theirs/inner", 0755), theirs = folder.path() + "/theirs";
   REQUIRE(::lchown(theirs.c_str(), kOther, kOther) == 0);
   for (const std::string& asked : {theirs, path}) {
@@ -90,7 +90,7 @@ TEST_CASE("a folder or link of another user is refused, also where it is only on
 }
 
 TEST_CASE("links that lead in a circle end") {
-  const Folder folder;
+  const GuardedFolder folder;
   const std::string link = folder.path() + "/circle";
   REQUIRE(::symlink("circle", link.c_str()) == 0);
   CHECK(check_safe_folder(link).text().find("too many symbolic links") != std::string::npos);

@@ -144,7 +144,7 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
        "node.toml:2: peers.list = \"10.0.0.2:7600\": plain text outside"},
       {"[peers]\nlist = [\"127.0.0.1:1\"]\ndns = \"localhost:1\"",
        "node.toml:3: peers.dns: peers.list is set"},
-      {"[node]\nname = \"mk\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"\nserver_name = \"mk\"",
+      {"[node]\nname = \"mk\"\n[peers.tls]\ncert = \"/c\"\nkey = \"/k\"\nca = \"/a\"\nserver_name = \"mk\"",
        "node.toml:2: node.name = \"mk\": is peers.tls.server_name, which every node's certificate carries"},
       {"[peers.tls]\ncert = \"/c\"", "node.toml: peers.tls.key: missing: cert, key and ca come together"},
       {"[node]\nname = \"a b\"", "node.toml:2: node.name = \"a b\": must be at most 55 letters"},

@@ -391,8 +391,7 @@ TEST_CASE("a failure that one rank reports reaches the others' segments with its
     CHECK(contains(segment.failure.text, "checksum of tile 5 differs"));
   }
   auto exchange = RawClient::message<abi::Exchange>(MessageType::kExchange);
-  exchange.group = a.handle();
-  exchange.round = 1;
+  exchange.group = a.handle(), exchange.round = 1;
   CHECK(contains(ipc::from_reply(a.request<abi::PlainReply>(exchange).status).text(), "has failed: rank 1"));
   CHECK(a.leave().ok());
 }

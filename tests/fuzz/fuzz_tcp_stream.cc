@@ -58,6 +58,7 @@ class Handler final : public FrameHandler, public LandingSink {
     if (!lands(put)) return {};
     // Never looked into here or by the reader: it is a name for the channel.
     landing.channel = reinterpret_cast<Inbound*>(&channel_);
+    landing.region = &region_;
     landing.at = memory.at(put.offset);
     landing.number = ++puts_;
     return {};
@@ -86,6 +87,7 @@ class Handler final : public FrameHandler, public LandingSink {
   Memory memory;
 
  private:
+  memory::Region region_;
   std::uint64_t channel_ = 0;
   std::uint64_t puts_ = 0;
 };

@@ -26,9 +26,9 @@ struct Landing {
   Inbound* channel = nullptr;  ///< null: the payload is discarded
   std::uint64_t number = 0;
   const memory::Region* region = nullptr;
-  std::byte* at = nullptr;
-  bool last = true;     ///< with it the put is whole
-  bool unload = false;  ///< the Unloader has begun with it and says when it has landed
+  std::byte* at = nullptr;  ///< in the memory of `region`
+  bool last = true;         ///< with it the put is whole
+  bool unload = false;      ///< the Unloader has begun with it and says when it has landed
 };
 
 /// Decides about frames. A status that is not OK ends the connection.

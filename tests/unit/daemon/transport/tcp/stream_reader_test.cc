@@ -17,6 +17,7 @@ class Record final : public FrameHandler, public LandingSink {
     puts.push_back(frame.length);
     if (frame.region != 0) return {};                    // discarded
     landing.channel = reinterpret_cast<Inbound*>(this);  // only compared
+    landing.region = &region;
     landing.at = memory.data() + landed;
     landing.last = frame.rest == 0;
     landed += frame.length;
@@ -30,6 +31,7 @@ class Record final : public FrameHandler, public LandingSink {
   void on_landed(Inbound&, std::uint64_t) override {}
   void on_landing_failed(Inbound&, const Status&) override {}
 
+  memory::Region region;  // whose memory it is said to be
   std::vector<std::byte> memory = std::vector<std::byte>(4 * kMiB);
   std::size_t landed = 0;
   std::vector<std::uint32_t> puts;

@@ -24,9 +24,8 @@ TEST_CASE("a machine is found by what CUDA calls the device, and has the device'
                                      {"NVIDIA H800", "H800"},
                                      {"NVIDIA H20", "H20"},
                                      {"NVIDIA H20-3e", "H20"}}) {
-    CAPTURE(device);
     const Machine machine = machine_of_device(device, 60, 1e9);
-    CHECK(machine.name == name);
+    CHECK_MESSAGE(machine.name == name, std::string(device));
     CHECK(machine.sms == 60);
     CHECK(machine.clock > 1.5e9);  // that of the data sheet
     CHECK(machine.measured == (std::string_view(name) == "H200"));

@@ -79,7 +79,8 @@ TEST_CASE("of two launches of an operation at a time the second is rejected, and
   for (const OpKind kind : kGemmKinds) {
     GemmCase gemm(kind, {40, 24, 16}, {.ranks_per_node = 2});
     gemm.fill(1);
-    const auto [rejected, why] = launch_at_the_same_time({&gemm, &gemm});
+    const auto outcome = launch_at_the_same_time({&gemm, &gemm});
+    const Status& why = outcome.second;
     CHECK(why.code() == StatusCode::kFailedPrecondition);
     CHECK_MESSAGE(
         why.text().find(std::string(kernels::name_of(kind)) +
@@ -104,7 +105,9 @@ TEST_CASE("of two operations with one shared workspace the second is rejected wh
     each->fill(1);
   }
   const std::array<GemmCase*, 2> cases{&one, &other};
-  const auto [rejected, why] = launch_at_the_same_time(cases);
+  const auto outcome = launch_at_the_same_time(cases);
+  const Status& why = outcome.second;
+  const std::size_t rejected = outcome.first;
   CHECK(why.code() == StatusCode::kFailedPrecondition);
   CHECK_MESSAGE(contains(why.text(),
                          ": a launch of another operation of this group is under way: launches of "

@@ -39,9 +39,9 @@ struct DirectoryCluster::Node final : PeerBus, session::GroupEvents {
     }
     return nullptr;
   }
-  void region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank, std::uint32_t region,
+  void region_changed(const std::vector<dataplane::GroupKey>& keys, std::uint32_t rank, std::uint32_t region,
                       const abi::RegionEntry& entry) override {
-    for (const dataplane::GroupKey& key : ranks) find(key)->regions[{rank, region}] = entry.bytes;
+    for (const dataplane::GroupKey& key : keys) find(key)->regions[{rank, region}] = entry.bytes;
     ++cluster.region_calls;
   }
   void group_failed(const dataplane::GroupKey& key, std::int32_t culprit, const std::string& node,

@@ -7,7 +7,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <ctime>
 #include <functional>
-#include <optional>
+#include <memory>
 
 namespace mkernel::app {
 namespace {
@@ -22,21 +22,22 @@ base::SliceTimes measured(const std::function<void(boost::asio::io_context&)>& p
   return meter.times();
 }
 
-void after_a_pause(boost::asio::steady_timer& timer, int more) {
-  timer.expires_after(milliseconds(30));
-  timer.async_wait([&timer, more](const boost::system::error_code&) {
+/// The timer ends with the last pause, before its io_context does.
+void after_a_pause(const std::shared_ptr<boost::asio::steady_timer>& timer, int more) {
+  timer->expires_after(milliseconds(30));
+  timer->async_wait([timer, more](const boost::system::error_code&) {
     if (more > 0) after_a_pause(timer, more - 1);
   });
 }
 
 TEST_CASE("a wait for the next handler is no slice, a handler that sleeps is one") {
-  std::optional<boost::asio::steady_timer> timer;
   // A thread that has to wait for a processor between two handlers is taken for a busy machine.
   int tries = 20;
   base::SliceTimes waits;
   do {
-    waits = measured([&](boost::asio::io_context& io) { after_a_pause(timer.emplace(io), 3); });
-    timer.reset();
+    waits = measured([](boost::asio::io_context& io) {
+      after_a_pause(std::make_shared<boost::asio::steady_timer>(io), 3);
+    });
   } while (waits.wall_over_limit > 0 && --tries > 0);
   CHECK(waits.wall_over_limit == 0);
 
@@ -46,7 +47,7 @@ TEST_CASE("a wait for the next handler is no slice, a handler that sleeps is one
       ::nanosleep(&pause, nullptr);
     });
   });
-  CHECK(sleeps.wall_over_limit == 1);
+  CHECK(sleeps.wall_over_limit >= 1);
   CHECK(sleeps.longest_wall >= milliseconds(30));
   if (!sleeps.knows_sleep) return;
   CHECK(sleeps.asleep_over_limit == 1);

@@ -85,6 +85,9 @@ RankInfo Group::rank_info(std::uint32_t rank) const {
 Status Group::status() const {
   return client::call(core_->home(), [&] { return core_->status(); });
 }
+Status Group::reject_launch(const Status& why) {
+  return client::call(core_->home(), [&] { return core_->reject_launch(why); });
+}
 Status Group::leave() {
   return client::call(core_->home(), [&] { return core_->leave(); });
 }

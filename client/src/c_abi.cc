@@ -148,6 +148,12 @@ mk_status mk_group_fail(mk_group* group, mk_status code, const char* text) {
     return unwrap<Group>(group)->fail({static_cast<StatusCode>(code), text});
   });
 }
+mk_status mk_group_reject_launch(mk_group* group, mk_status code, const char* text) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_group_reject_launch", group, text));
+    return unwrap<Group>(group)->reject_launch({static_cast<StatusCode>(code), text});
+  });
+}
 mk_status mk_group_leave(mk_group* group) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_group_leave", group));

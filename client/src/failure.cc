@@ -17,6 +17,18 @@ void raise_failure(abi::FailureRecord& record, std::uint32_t& abort, std::int32_
   word.store(record.code, std::memory_order_release);
 }
 
+void raise_failure(abi::GroupSegment& group, const std::string& node, const Status& why) {
+  // The record of a group that has ended is there already, and may be read.
+  if (std::atomic_ref(group.ended).load(std::memory_order_acquire) == 0)
+    return raise_failure(group.failure, group.abort, -1, node, why);
+  std::atomic_ref(group.abort).store(static_cast<std::uint32_t>(why.code()), std::memory_order_release);
+}
+
+Status read_failure(const abi::GroupSegment& group) {
+  const Status aborted = read_failure(group.failure, group.abort);
+  return aborted.ok() ? read_failure(group.failure, group.ended) : aborted;
+}
+
 Status read_failure(const abi::FailureRecord& record, const std::uint32_t& abort) {
   const std::uint32_t code =
       std::atomic_ref(const_cast<std::uint32_t&>(abort)).load(std::memory_order_acquire);

@@ -17,4 +17,9 @@ void raise_failure(abi::FailureRecord& record, std::uint32_t& abort, std::int32_
 /// OK while `abort` is 0, else what the record says: "rank 3 on node b: ...".
 Status read_failure(const abi::FailureRecord& record, const std::uint32_t& abort);
 
+/// The same for a group: launches under way end.
+void raise_failure(abi::GroupSegment& group, const std::string& node, const Status& why);
+/// Why a group takes no new work.
+Status read_failure(const abi::GroupSegment& group);
+
 }  // namespace mkernel::client

@@ -106,7 +106,7 @@ Status GroupCore::adopt_segment(const abi::JoinGroupReply& reply, std::vector<ip
       segment->arrivals_offset != wanted.arrivals_offset ||
       segment->completed_offset != wanted.completed_offset ||
       segment->members_offset != wanted.members_offset || segment->regions_offset != wanted.regions_offset ||
-      segment->board_offset != wanted.board_offset) {
+      segment->board_offset != wanted.board_offset || segment->states_offset != wanted.states_offset) {
     return {StatusCode::kInternal, "its layout is not that of version " + std::to_string(abi::kVersion)};
   }
   if (std::uint64_t{segment->rails} >> session_->segment()->ring_count != 0) {
@@ -119,6 +119,7 @@ Status GroupCore::adopt_segment(const abi::JoinGroupReply& reply, std::vector<ip
   for (std::uint32_t rank = 0; rank < options_.world_size; ++rank) {
     nodes_.emplace_back(ipc::text_of(view_.member(rank).node_name));
   }
+  whereabouts_.attach(view_);
   session_->watch(segment);
   return {};
 }
@@ -127,23 +128,6 @@ GroupCore::~GroupCore() {
   if (view_.segment != nullptr) session_->unwatch(view_.segment);
   // A leave that fails is the end of the session, and its watcher says so.
   (void)without_exceptions([&] { return leave_now(); });
-}
-
-Status GroupCore::leave() {
-  if (!worker_.idle() || queued_ || calling_) {
-    return {StatusCode::kFailedPrecondition,
-            "group '" + options_.name + "': a launch or a collective call may be under way"};
-  }
-  return leave_now();
-}
-
-Status GroupCore::leave_now() {
-  if (!joined_.exchange(false) || !session_->status().ok()) return {};
-  abi::LeaveGroup message{};
-  message.group = handle_;
-  abi::PlainReply reply;
-  return session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
-                                        session_->request_deadline());
 }
 
 std::string GroupCore::node_of(std::uint32_t rank) const {
@@ -156,9 +140,21 @@ Deadline GroupCore::collective_deadline() const {
 }
 
 Status GroupCore::status() const {
-  const Status group = read_failure(view_.segment->failure, view_.segment->abort);
+  const Status group = read_failure(*view_.segment);
   if (!group.ok()) return group.with_context("group '" + options_.name + "'");
   return read_failure(view_.session->failure, view_.session->abort).with_context("session");
+}
+
+Status GroupCore::failure() const {
+  const Status group = read_failure(view_.segment->failure, view_.segment->abort);
+  return group.ok() ? read_failure(view_.session->failure, view_.session->abort) : group;
+}
+
+Status GroupCore::with_whereabouts(const Status& why) const {
+  constexpr std::chrono::seconds kPatience{2};  // the other daemons tell theirs at once
+  const bool alone = !session_->status().ok();
+  const std::string text = whereabouts_.describe(alone ? Clock::now() : Clock::now() + kPatience);
+  return text.empty() ? why : Status(why.code(), why.text() + "; " + text);
 }
 
 Status GroupCore::fail(const Status& why) {
@@ -169,6 +165,36 @@ Status GroupCore::fail(const Status& why) {
   ipc::copy_text(message.text, why.text());
   abi::PlainReply reply;
   return session_->connection().request(abi::MessageType::kFailGroup, message, reply,
+                                        session_->request_deadline());
+}
+
+Status GroupCore::reject_launch(const Status& why) {
+  if (why.ok()) return {StatusCode::kInvalidArgument, "a launch is not rejected with OK"};
+  MK_RETURN_IF_ERROR(status());
+  abi::RejectLaunch message{};
+  message.group = handle_;
+  message.code = static_cast<std::uint32_t>(why.code());
+  message.launch = whereabouts_.reject_launch(why.text());
+  ipc::copy_text(message.text, why.text());
+  abi::PlainReply reply;
+  return session_->connection().request(abi::MessageType::kRejectLaunch, message, reply,
+                                        session_->request_deadline());
+}
+
+Status GroupCore::leave() {
+  if (!worker_.idle() || !whereabouts_.idle()) {
+    return {StatusCode::kFailedPrecondition,
+            "group '" + options_.name + "': a launch or a collective call may be under way"};
+  }
+  return leave_now();
+}
+
+Status GroupCore::leave_now() {
+  if (!joined_.exchange(false) || !session_->status().ok()) return {};
+  abi::LeaveGroup message{};
+  message.group = handle_;
+  abi::PlainReply reply;
+  return session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
                                         session_->request_deadline());
 }
 
@@ -186,20 +212,17 @@ Result<std::vector<Ballot>> GroupCore::vote(const Ballot& mine) {
   message.round = ++round_;
   std::memcpy(message.payload, &mine, sizeof(mine));
   abi::PlainReply reply;
-  calling_ = true;
+  whereabouts_.begin_call(call_of(mine));
   const Status exchanged =
       session_->connection().request(abi::MessageType::kExchange, message, reply, collective_deadline());
-  calling_ = false;
   if (!exchanged.ok()) {
-    const std::string where = "rank " + std::to_string(options_.rank) + " is in collective call " +
-                              std::to_string(message.round) + ", " + call_of(mine);
     const Status cause = status();
-    if (!cause.ok()) return Status(cause.code(), cause.text() + "; " + where);
-    const Status why = Status(exchanged.code(), exchanged.text() + "; " + where)
-                           .with_context("collective call " + std::to_string(message.round));
+    if (!cause.ok()) return with_whereabouts(cause);
+    const Status why = exchanged.with_context("collective call " + std::to_string(message.round));
     (void)fail(why);
-    return why.with_context("group '" + options_.name + "'");
+    return with_whereabouts(why.with_context("group '" + options_.name + "'"));
   }
+  whereabouts_.end_call();
   std::vector<Ballot> ballots(options_.world_size);
   std::memcpy(ballots.data(), view_.at<std::byte>(view_.segment->board_offset),
               ballots.size() * sizeof(Ballot));

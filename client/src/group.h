@@ -13,6 +13,7 @@
 #include "client/src/memory.h"
 #include "client/src/session.h"
 #include "client/src/slot_pool.h"
+#include "client/src/whereabouts.h"
 #include "client/src/worker.h"
 #include "kernels/base/views.h"
 #include "kernels/cpu/comm/endpoint.h"
@@ -46,17 +47,21 @@ class GroupCore {
   Worker& worker() { return worker_; }
   LentWorkspaces& lent() { return lent_; }
   std::string node_of(std::uint32_t rank) const;
+  /// Why the group takes no new work.
   Status status() const;
+  /// Why launches under way end too. A group that has ended because a rank was lost is not failed yet:
+  /// launches that need nothing more of that rank finish.
+  Status failure() const;
   Status fail(const Status& why);
-  /// Leaves the group at once, while others may hold it. kFailedPrecondition when something is under way.
-  Status leave();
+  Whereabouts& whereabouts() { return whereabouts_; }
   /// The number of an operation that is about to be made, counted from 1: the same on every rank.
   std::uint32_t next_operation() { return ++operations_; }
-  /// Counts a launch that waits for other ranks; returns its number, from 1. Ranks that make the same
-  /// launches count alike.
-  std::uint64_t next_launch() { return ++launches_; }
-  /// A launch has been queued on a stream, whose end is not seen here.
-  void note_queued() { queued_ = true; }
+  /// This rank does not make its next launch, because of `why`: the launch of a rank that makes it ends.
+  Status reject_launch(const Status& why);
+  /// Leaves the group at once, while others may hold it. kFailedPrecondition when something is under way.
+  Status leave();
+  /// `why`, with which the group has failed, and what every rank was doing.
+  Status with_whereabouts(const Status& why) const;
 
   // Collective calls. Each is one round of the daemon's exchange; a round that fails fails the group, because
   // ranks can no longer know which round the others are in. A completed round gives back what was retired
@@ -132,14 +137,12 @@ class GroupCore {
   const GroupOptions options_;
   std::uint32_t handle_ = 0;
   std::atomic<bool> joined_{false};
-  std::atomic<std::uint32_t> operations_{0};
-  std::atomic<std::uint64_t> launches_{0};
-  std::atomic<bool> queued_{false};   ///< see note_queued()
-  std::atomic<bool> calling_{false};  ///< in a collective call
   ipc::Mapping segment_;
   kernels::GroupView view_;
   abi::RingShare ring_share_;       ///< which rings the lanes of view_ use
   std::vector<std::string> nodes_;  ///< by rank
+  Whereabouts whereabouts_;
+  std::atomic<std::uint32_t> operations_{0};
 
   Mutex collective_mutex_;  ///< one collective call at a time
   std::uint64_t round_ MK_GUARDED_BY(collective_mutex_) = 0;

@@ -5,20 +5,11 @@
 #include "client/src/guard.h"
 
 namespace mkernel::client {
-namespace {
-
-/// Whether launches wait for other ranks. Of the other operations each rank makes as many launches as it
-/// likes.
-bool concerns_others(OpKind kind) {
-  return kind != OpKind::kGroupedGemm && kind != OpKind::kAttention && kind != OpKind::kAttentionBackward;
-}
-
-}  // namespace
 
 OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<OperationBase> operation)
     : group_(std::move(group)),
       signature_(operation->signature()),
-      number_(group_->next_operation()),
+      in_group_("operation " + std::to_string(group_->next_operation()) + ", " + signature_),
       operation_(std::move(operation)) {}
 
 Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
@@ -103,6 +94,11 @@ Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run
   return Pending(pending);
 }
 
+Status OperationState::begin(bool queued) {
+  return mkernel::concerns_others(operation_->kind()) ? group_->whereabouts().begin_launch(in_group_, queued)
+                                                      : Status();
+}
+
 void OperationState::one_less() {
   // Notifies under the lock: the destructor may go on as soon as it can take it.
   const MutexLock lock(mutex_);
@@ -112,11 +108,16 @@ void OperationState::one_less() {
 Status OperationState::run_one(const std::function<Status(OperationBase&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   group_->session().count_launch();
-  if (concerns_others(operation_->kind())) launch_ = group_->next_launch();
   group_->session().begin_activity();
-  const Status outcome = run(*operation_);
+  Status outcome = begin(false);
+  const bool begun = outcome.ok();
+  if (begun) outcome = run(*operation_);
   group_->session().end_activity();
-  return settle(outcome);
+  const bool alike = begun && operation_->refused();
+  const Status settled = settle(outcome, alike);
+  if (mkernel::concerns_others(operation_->kind()) && (settled.ok() || alike))
+    group_->whereabouts().end_launch();
+  return settled;
 }
 
 Status OperationState::enqueue(const std::function<Status(OperationBase&)>& run) {
@@ -129,12 +130,13 @@ Status OperationState::enqueue(const std::function<Status(OperationBase&)>& run)
     return settle({StatusCode::kFailedPrecondition,
                    "enqueue() while " + std::to_string(unfinished) +
                        " launches by launch() are not over: launches of a group must follow each other; wait "
-                       "for their Pending first"});
+                       "for their Pending first"},
+                  false);
   }
+  MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  if (const Status begun = begin(true); !begun.ok()) return settle(begun, false);
   return at_once([&](OperationBase& operation) {
     group_->session().count_launch();
-    if (concerns_others(operation_->kind())) launch_ = group_->next_launch();
-    group_->note_queued();
     return run(operation);
   });
 }
@@ -146,23 +148,18 @@ Status OperationState::at_once(const std::function<Status(OperationBase&)>& run)
     const MutexLock lock(mutex_);
     wire_bytes_ = operation_->wire_bytes();
   }
-  return settle(outcome);
+  return settle(outcome, operation_->refused());
 }
 
-Status OperationState::settle(const Status& outcome) {
+Status OperationState::settle(const Status& outcome, bool alike) {
   if (outcome.ok()) return outcome;
   // When the group failed first, its record names the cause; this rank's error is only how it noticed.
   const Status cause = group_->status();
-  if (!cause.ok()) return Status(cause.code(), cause.text() + "; " + where()).with_context(signature_);
-  if (operation_->refused()) return outcome.with_context(signature_);
-  const Status why = Status(outcome.code(), outcome.text() + "; " + where()).with_context(signature_);
-  (void)group_->fail(why);  // the other ranks wait for this one: tell them now, not at their deadline
-  return why;
-}
-
-std::string OperationState::where() const {
-  return "rank " + std::to_string(group_->view().rank()) + " is in launch " + std::to_string(launch_) +
-         ", operation " + std::to_string(number_) + ", " + signature_;
+  if (cause.ok() && alike) return outcome.with_context(signature_);
+  const Status why = (cause.ok() ? outcome : cause).with_context(signature_);
+  // The other ranks wait for this one: they hear of it now, not at their deadline.
+  if (group_->failure().ok()) (void)group_->fail(why);
+  return group_->with_whereabouts(why);
 }
 
 std::uint64_t OperationState::wire_bytes() const {

@@ -1,8 +1,6 @@
 // A planned operation with its workspaces and lanes, and a launch on its way.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -50,22 +48,20 @@ class OperationState {
  private:
   OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<OperationBase> operation);
   Status bind(const BufferState& workspace);
-  Status settle(const Status& outcome);
-  /// "rank 0 is in launch 2, operation 1, ag_gemm m=...": for the errors of this rank and of the others.
-  std::string where() const;
+  Status begin(bool queued);
+  /// `alike`: the error concerns no other rank, or all of them have it.
+  Status settle(const Status& outcome, bool alike);
   void one_less();
   Status run_one(const std::function<Status(OperationBase&)>& run);
 
   const std::shared_ptr<GroupCore> group_;
   const std::string signature_;
-  const std::uint32_t number_;  ///< among the operations of the group
+  const std::string in_group_;  ///< the signature, and which of the group's operations it is
   std::unique_ptr<OperationBase> operation_;
   std::unique_ptr<BufferState> workspace_;
   std::shared_ptr<BufferState> lent_;  ///< null: the operation needs none
   std::uint32_t first_lane_ = 0;
   std::uint32_t lanes_ = 0;
-
-  std::atomic<std::uint64_t> launch_{0};  ///< the number in the group of its last launch
 
   mutable Mutex mutex_;
   ConditionVariable idle_;

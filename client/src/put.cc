@@ -61,7 +61,7 @@ Result<std::uint64_t> GroupCore::put(const Destination& destination, std::uint32
   const auto owner = reservation(destination.rank, lane);
   MK_RETURN_IF_ERROR(owner.status());
   MK_RETURN_IF_ERROR(check_bounds(destination, source, offset, bytes));
-  MK_RETURN_IF_ERROR(status());
+  MK_RETURN_IF_ERROR(failure());
   const auto& [endpoint, first_lane] = owner.value();
   MK_RETURN_IF_ERROR(endpoint->put(destination.rank, lane - first_lane, {source.region, offset},
                                    {destination.region, destination.offset}, bytes, "put",

@@ -210,7 +210,7 @@ void SessionCore::keep(std::shared_ptr<const ipc::WriteHold> memfd) {
 void SessionCore::watch(abi::GroupSegment* group) {
   const MutexLock lock(watched_mutex_);
   watched_.insert(group);
-  if (!lost_.ok()) raise_failure(group->failure, group->abort, -1, node_name_, lost_);
+  if (!lost_.ok()) raise_failure(*group, node_name_, lost_);
 }
 
 void SessionCore::unwatch(abi::GroupSegment* group) {
@@ -222,7 +222,7 @@ void SessionCore::lost(const Status& why) {
   const MutexLock lock(watched_mutex_);
   lost_ = why;
   if (adopted_) raise_failure(segment()->failure, segment()->abort, -1, node_name_, why);
-  for (abi::GroupSegment* group : watched_) raise_failure(group->failure, group->abort, -1, node_name_, why);
+  for (abi::GroupSegment* group : watched_) raise_failure(*group, node_name_, why);
 }
 
 }  // namespace mkernel::client

@@ -68,8 +68,14 @@ class GroupDirectory final : public session::GroupCoordinator, public PeerEvents
   void fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override {
     groups_.fail(group, culprit, why);
   }
+  void reject(const dataplane::GroupKey& group, std::uint64_t launch, const Status& why) override {
+    groups_.reject(group, launch, why);
+  }
   bool congested() const override { return table_.bus().congested(); }
   void leave(const dataplane::GroupKey& group) override { groups_.leave(group); }
+  void session_ending(dataplane::SessionId session, const Status& why) override {
+    groups_.session_ending(session, why);
+  }
   void session_gone(dataplane::SessionId session, const Status& why) override {
     groups_.session_gone(session, why);
   }

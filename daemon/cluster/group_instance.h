@@ -19,6 +19,7 @@ struct GroupFailure {
   std::int32_t culprit = -1;
   std::string node;
   Status why;
+  bool lost = false;  ///< the culprit is gone, and who needs nothing more of it finishes
 };
 
 /// Control thread only.
@@ -65,11 +66,16 @@ class GroupInstance {
 
   const std::optional<GroupFailure>& failure() const { return failure_; }
   void set_failure(GroupFailure failure) { failure_ = std::move(failure); }
+  /// A group that had lost a rank fails for those too who do not need it. The cause stays.
+  void harden() { failure_->lost = false; }
+  /// The rank's session has ended without leaving; false when that is known.
+  bool set_lost(std::uint32_t rank) { return lost_.insert(rank).second; }
+  bool is_gone(std::uint32_t rank) const { return has_left(rank) || lost_.contains(rank); }
 
  private:
   const std::uint64_t id_;
   const std::vector<Member> members_;
-  std::set<std::uint32_t> ready_, left_;
+  std::set<std::uint32_t> ready_, left_, lost_;
   std::map<RegionKey, abi::RegionEntry> regions_;
   std::map<std::uint64_t, std::map<std::uint32_t, session::Blob>> rounds_;
   std::uint64_t completed_ = 0;

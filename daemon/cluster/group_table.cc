@@ -93,7 +93,7 @@ LocalRank* GroupTable::find_local(const dataplane::GroupKey& key) {
   return local == locals_.end() ? nullptr : local->second.get();
 }
 
-std::vector<LocalRank*> GroupTable::ranks_here(const GroupInstance& instance) {
+std::vector<LocalRank*> GroupTable::ranks_here(const GroupInstance& instance) const {
   std::vector<LocalRank*> ranks;
   for (const Member* member : instance.locals()) ranks.push_back(locals_.at(member->id.key).get());
   return ranks;

@@ -59,7 +59,7 @@ class GroupTable {
   LocalRank& add_local(const session::JoinRequest& request, session::GroupCoordinator::Formed formed);
   LocalRank* find_local(const dataplane::GroupKey& key);
   /// Those that are in the group and have not left it.
-  std::vector<LocalRank*> ranks_here(const GroupInstance& instance);
+  std::vector<LocalRank*> ranks_here(const GroupInstance& instance) const;
   bool somebody_waits_here() const;
   /// Removes the rank, and with the last rank here the group that it is in. No call of later() runs for it
   /// any more.

@@ -10,6 +10,8 @@
 namespace mkernel::cluster {
 namespace {
 
+const Status kLeftLater(StatusCode::kUnavailable, "left the group, which had lost a rank before");
+
 Status left_behind(const GroupInstance& instance, std::uint32_t rank) {
   return {StatusCode::kUnavailable, instance.describe() + ": " + instance.member(rank).describe() +
                                         " has left the group, exchange " +
@@ -142,6 +144,34 @@ void GroupsInUse::exchange_timed_out(const dataplane::GroupKey& key) {
   finish_exchange(*local, Status(StatusCode::kDeadlineExceeded, text));
 }
 
+// ---- rejected launches
+
+void GroupsInUse::reject(const dataplane::GroupKey& group, std::uint64_t launch, const Status& why) {
+  GroupInstance* instance = table_.instance_of_local(group);
+  if (instance == nullptr || instance->failure()) return;
+  const std::uint32_t rank = table_.find_local(group)->request.rank;
+  v1::PeerMessage message;
+  v1::LaunchRejected& rejected = *message.mutable_launch_rejected();
+  rejected.set_instance(instance->id());
+  rejected.set_rank(rank);
+  rejected.set_launch(launch);
+  rejected.set_code(static_cast<std::uint32_t>(why.code()));
+  rejected.set_text(base::valid_utf8(why.text()));
+  table_.send_to_group(*instance, message);
+  apply_rejection(*instance, rank, launch, why);
+}
+
+void GroupsInUse::apply_rejection(GroupInstance& instance, std::uint32_t rank, std::uint64_t launch,
+                                  const Status& why) {
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    if (local->request.rank == rank) continue;
+    table_.later(*local, [this, key = local->key(), rank, launch, why] {
+      const Status made = events_->launch_rejected(key, rank, launch, why);
+      if (!made.ok()) fail(key, static_cast<std::int32_t>(rank), made);
+    });
+  }
+}
+
 // ---- failure
 
 void GroupsInUse::fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) {
@@ -154,19 +184,31 @@ void GroupsInUse::fail(const dataplane::GroupKey& group, std::int32_t culprit, c
 }
 
 void GroupsInUse::fail_instance(GroupInstance& instance, GroupFailure failure) {
-  if (instance.failure()) return;
-  instance.set_failure(std::move(failure));
-  const GroupFailure& ended = *instance.failure();
-  announce_failure(instance);
-  for (const Member& member : instance.members()) {
-    if (Member* known = table_.find_member(member.id)) known->failed = true;
+  if (failure.lost && !instance.set_lost(static_cast<std::uint32_t>(failure.culprit))) return;
+  if (!instance.failure()) {
+    instance.set_failure(std::move(failure));
+    announce_failure(instance, *instance.failure());
+    return end_instance(instance);
   }
+  if (!instance.failure()->lost) return;
+  if (!failure.lost) {
+    instance.harden();
+    announce_failure(instance, *instance.failure());
+    return report_failure(instance, *instance.failure());
+  }
+  // One more is gone: its own node tells the others. What all were doing is known.
+  if (instance.member(static_cast<std::uint32_t>(failure.culprit)).local())
+    announce_failure(instance, failure);
+  tell_ranks_here(instance, failure);
+}
+
+void GroupsInUse::end_instance(GroupInstance& instance) {
+  const GroupFailure& ended = *instance.failure();
+  free_names(instance);
+  report_failure(instance, ended);
   for (LocalRank* local : table_.ranks_here(instance)) {
     table_.announce_gone({kThisNode, local->key()}, false, ended.why.text());
     local->timer.reset();
-    table_.later(*local, [this, key = local->key(), ended] {
-      events_->group_failed(key, ended.culprit, ended.node, ended.why);
-    });
     finish_exchange(*local, ended.why);
     if (local->all_ready != nullptr) {
       table_.later(*local, [done = std::exchange(local->all_ready, nullptr), why = ended.why] { done(why); });
@@ -174,10 +216,50 @@ void GroupsInUse::fail_instance(GroupInstance& instance, GroupFailure failure) {
   }
 }
 
+void GroupsInUse::free_names(const GroupInstance& instance) {
+  for (const Member& member : instance.members()) {
+    if (Member* known = table_.find_member(member.id)) known->failed = true;
+  }
+}
+
+/// To the ranks here: first what each of them was doing, as long as none of them goes on.
+void GroupsInUse::report_failure(const GroupInstance& instance, const GroupFailure& failure) {
+  report_states(instance, states_here(instance));
+  tell_ranks_here(instance, failure);
+}
+
+void GroupsInUse::tell_ranks_here(const GroupInstance& instance, const GroupFailure& failure) {
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    table_.later(*local, [this, key = local->key(), failure] {
+      if (failure.lost) {
+        events_->rank_gone(key, static_cast<std::uint32_t>(failure.culprit), failure.node, failure.why);
+      } else {
+        events_->group_failed(key, failure.culprit, failure.node, failure.why);
+      }
+    });
+  }
+}
+
+std::vector<session::RankReport> GroupsInUse::states_here(const GroupInstance& instance) const {
+  std::vector<session::RankReport> states;
+  for (const LocalRank* local : table_.ranks_here(instance))
+    states.push_back({local->request.rank, events_->state_of(local->key())});
+  return states;
+}
+
+void GroupsInUse::report_states(const GroupInstance& instance, std::vector<session::RankReport> states) {
+  if (states.empty()) return;
+  const auto shared = std::make_shared<const std::vector<session::RankReport>>(std::move(states));
+  for (LocalRank* local : table_.ranks_here(instance))
+    table_.later(*local, [this, key = local->key(), shared] { events_->states_known(key, *shared); });
+}
+
 // To all of the group, not only by the one who found out: who hears of a failure from us has then heard of it
 // before anything else that we say, a new join of the same rank for example.
-void GroupsInUse::announce_failure(const GroupInstance& instance) {
-  const GroupFailure& failure = *instance.failure();
+void GroupsInUse::announce_failure(const GroupInstance& instance, const GroupFailure& failure) {
+  const bool first = &failure == &*instance.failure();
+  const std::vector<session::RankReport> states =
+      first ? states_here(instance) : std::vector<session::RankReport>();
   for (const transport::PeerId peer : instance.peers()) {
     v1::PeerMessage message;
     v1::GroupFailed& failed = *message.mutable_group_failed();
@@ -186,6 +268,14 @@ void GroupsInUse::announce_failure(const GroupInstance& instance) {
     failed.set_node(failure.node);
     failed.set_code(static_cast<std::uint32_t>(failure.why.code()));
     failed.set_text(base::valid_utf8(failure.why.text()));
+    failed.set_lost(failure.lost);
+    for (const session::RankReport& report : states) {
+      v1::RankState& state = *failed.add_states();
+      state.set_rank(report.rank);
+      state.set_phase(report.state.phase);
+      state.set_launches(report.state.launches);
+      state.set_what(base::valid_utf8(report.state.what));
+    }
     for (const Member& member : instance.members()) {
       if (member.id.peer != peer) continue;
       v1::MemberRef& ref = *failed.add_members();
@@ -206,8 +296,10 @@ void GroupsInUse::leave(const dataplane::GroupKey& group) {
     table_.announce_gone({kThisNode, group}, true, "");
     const std::uint32_t rank = local->request.rank;
     rank_left(*instance, rank);
-  } else if (table_.find_member({kThisNode, group}) != nullptr) {
-    table_.announce_gone({kThisNode, group}, false, "gave up waiting");
+  } else {
+    if (instance != nullptr && instance->failure()->lost) lose(*instance, local->request.rank, kLeftLater);
+    if (table_.find_member({kThisNode, group}) != nullptr)
+      table_.announce_gone({kThisNode, group}, false, "gave up waiting");
   }
   table_.forget_local(group);
 }
@@ -222,22 +314,61 @@ void GroupsInUse::rank_left(GroupInstance& instance, std::uint32_t rank) {
                     instance.describe() + ": " + member.describe() + " left before the group was ready"}});
   }
   instance.set_left(rank);
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    if (local->request.rank == rank) continue;
+    table_.later(*local, [this, key = local->key(), rank, node = member.node] {
+      events_->rank_gone(key, rank, node, Status());
+    });
+  }
   advance_exchanges(instance);
 }
 
-void GroupsInUse::session_gone(dataplane::SessionId session, const Status& why) {
+/// The rank is gone, by its own will or not. Before all were ready nobody can have what it needs of it.
+void GroupsInUse::lose(GroupInstance& instance, std::uint32_t rank, const Status& why) {
+  const Member& member = instance.member(rank);
+  fail_instance(instance, {static_cast<std::int32_t>(rank), member.node, why.with_context(member.describe()),
+                           instance.all_ready()});
+}
+
+std::vector<dataplane::GroupKey> GroupsInUse::keys_of(dataplane::SessionId session) const {
   std::vector<dataplane::GroupKey> keys;
   const auto& locals = table_.locals();
   for (auto at = locals.lower_bound({session, 0}); at != locals.end() && at->first.session == session; ++at) {
     keys.push_back(at->first);
   }
-  for (const dataplane::GroupKey& key : keys) {
-    GroupInstance* instance = table_.instance_of_local(key);
-    if (instance != nullptr) fail(key, static_cast<std::int32_t>(table_.find_local(key)->request.rank), why);
-    if (table_.find_member({kThisNode, key}) != nullptr)
-      table_.announce_gone({kThisNode, key}, false, why.text());
-    table_.forget_local(key);
+  return keys;
+}
+
+/// Only of a group in use something can be on its way that others need.
+void GroupsInUse::session_ending(dataplane::SessionId session, const Status& why) {
+  for (const dataplane::GroupKey& key : keys_of(session)) {
+    const GroupInstance* instance = table_.instance_of_local(key);
+    const bool in_use =
+        instance != nullptr && instance->all_ready() && (!instance->failure() || instance->failure()->lost);
+    if (!in_use) {
+      end_rank(key, why);
+      continue;
+    }
+    free_names(*instance);
+    v1::PeerMessage message;
+    v1::MemberGone& ending = *message.mutable_member_gone();
+    ending.set_session(key.session);
+    ending.set_handle(key.handle);
+    ending.set_ending(true);
+    table_.broadcast(message);
   }
+}
+
+void GroupsInUse::session_gone(dataplane::SessionId session, const Status& why) {
+  for (const dataplane::GroupKey& key : keys_of(session)) end_rank(key, why);
+}
+
+void GroupsInUse::end_rank(const dataplane::GroupKey& key, const Status& why) {
+  GroupInstance* instance = table_.instance_of_local(key);
+  if (instance != nullptr) lose(*instance, table_.find_local(key)->request.rank, why);
+  if (table_.find_member({kThisNode, key}) != nullptr)
+    table_.announce_gone({kThisNode, key}, false, why.text());
+  table_.forget_local(key);
 }
 
 }  // namespace mkernel::cluster

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "daemon/base/printable.h"
+
 namespace mkernel::cluster {
 namespace {
 
@@ -50,6 +52,14 @@ Status InstanceMessages::apply(const PeerInfo& from, GroupInstance& instance,
                        std::to_string(region.index()));
     }
     groups_.apply_region(instance, region.rank(), region.index(), {region.bytes(), region.kind(), 0});
+    return {};
+  }
+  if (message.has_launch_rejected()) {
+    const v1::LaunchRejected& rejected = message.launch_rejected();
+    if (!owns(rejected.rank()))
+      return violation("launch_rejected for rank " + std::to_string(rejected.rank()));
+    groups_.apply_rejection(instance, rejected.rank(), rejected.launch(),
+                            {failure_code(rejected.code()), base::one_line(rejected.text())});
     return {};
   }
   const v1::Contribution& contribution = message.contribution();

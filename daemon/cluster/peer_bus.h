@@ -22,6 +22,12 @@ struct PeerInfo {
   std::vector<transport::PeerAddress> rails;
 };
 
+/// A code from the wire as that of a failure.
+inline StatusCode failure_code(std::uint32_t code) {
+  const bool known = code > 0 && code <= static_cast<std::uint32_t>(StatusCode::kDataLoss);
+  return known ? static_cast<StatusCode>(code) : StatusCode::kUnknown;
+}
+
 /// Why a peer that breaks the protocol goes down.
 inline Status violation(const std::string& text) {
   return {StatusCode::kInvalidArgument, "protocol violation: " + text};

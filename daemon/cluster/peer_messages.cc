@@ -7,6 +7,7 @@
 
 #include "daemon/base/printable.h"
 #include "daemon/base/utf8.h"
+#include "proto/ipc/packet.h"
 
 namespace mkernel::cluster {
 namespace {
@@ -20,10 +21,20 @@ MemberId id_of(const PeerInfo& from, const Message& message) {
 
 using base::one_line;
 
-/// A code from the wire as that of a failure.
-StatusCode failure_code(std::uint32_t code) {
-  const bool known = code > 0 && code <= static_cast<std::uint32_t>(StatusCode::kDataLoss);
-  return known ? static_cast<StatusCode>(code) : StatusCode::kUnknown;
+/// What a peer says of its own ranks.
+std::vector<session::RankReport> states_of(const GroupInstance& instance, const PeerInfo& from,
+                                           const v1::GroupFailed& failed) {
+  std::vector<session::RankReport> states;
+  for (const v1::RankState& said : failed.states()) {
+    const bool owns = said.rank() < instance.world_size() && instance.member(said.rank()).id.peer == from.id;
+    if (!owns || states.size() >= instance.world_size()) continue;
+    session::RankReport& report = states.emplace_back();
+    report.rank = said.rank();
+    report.state.phase = said.phase();
+    report.state.launches = said.launches();
+    ipc::copy_text(report.state.what, one_line(said.what()));
+  }
+  return states;
 }
 
 }  // namespace
@@ -48,12 +59,16 @@ void PeerMessages::peer_down(transport::PeerId peer, const Status& why) {
   for (auto& [id, instance] : table_.instances()) {
     std::set<std::uint32_t> ranks;
     for (const Member& member : instance.members()) {
-      if (member.id.peer == peer && !instance.has_left(member.rank)) ranks.insert(member.rank);
+      if (member.id.peer == peer && !instance.is_gone(member.rank)) ranks.insert(member.rank);
     }
     if (ranks.empty()) continue;
     const Status cause(StatusCode::kUnavailable, instance.describe() + ": node " + table_.node() + " lost " +
                                                      name_ranks(ranks) + " on node " + gone->node + ": " +
                                                      why.text());
+    std::vector<session::RankReport> unknown;
+    for (const std::uint32_t rank : ranks)
+      unknown.push_back({rank, {.phase = static_cast<std::uint32_t>(abi::RankPhase::kUnreachable)}});
+    groups_.report_states(instance, unknown);
     groups_.fail_instance(instance, {static_cast<std::int32_t>(*ranks.begin()), gone->node, cause});
   }
   std::vector<MemberId> theirs;
@@ -84,6 +99,8 @@ void PeerMessages::received(transport::PeerId peer, const v1::PeerMessage& messa
       return messages_.received(from, message.region_announced().instance(), message);
     case v1::PeerMessage::kContribution:
       return messages_.received(from, message.contribution().instance(), message);
+    case v1::PeerMessage::kLaunchRejected:
+      return messages_.received(from, message.launch_rejected().instance(), message);
     default:
       table_.bus().drop(peer, violation("message of unknown kind " + std::to_string(message.body_case())));
   }
@@ -154,8 +171,13 @@ void PeerMessages::on(const PeerInfo& from, const v1::MemberConfirmed& confirmed
 
 void PeerMessages::on(const PeerInfo& from, const v1::MemberGone& gone) {
   const MemberId id = id_of(from, gone);
-  const Member* known = table_.find_member(id);
+  Member* known = table_.find_member(id);
   if (known == nullptr) return;
+  if (gone.ending()) {
+    known->failed = true;
+    if (const GroupInstance* instance = table_.find_instance(known->instance)) groups_.free_names(*instance);
+    return;
+  }
   const Member member = *known;
   table_.erase_member(id);
   GroupInstance* instance = table_.find_instance(member.instance);
@@ -178,7 +200,9 @@ void PeerMessages::on(const PeerInfo& from, const v1::GroupFailed& failed) {
     }
     const bool known =
         failed.culprit() >= 0 && failed.culprit() < static_cast<std::int32_t>(instance->world_size());
-    return groups_.fail_instance(*instance, {known ? failed.culprit() : -1, one_line(failed.node()), why});
+    groups_.report_states(*instance, states_of(*instance, from, failed));
+    return groups_.fail_instance(
+        *instance, {known ? failed.culprit() : -1, one_line(failed.node()), why, known && failed.lost()});
   }
   // It failed before this node had formed it: the ranks that wait here were part of it.
   messages_.drop(failed.instance());

@@ -66,6 +66,7 @@ Status begin_group(Group& group) {
   group.remote_bytes.grow(std::size_t{port.world_size} * port.region_capacity);
   group.outbound.reserve(group.channel_count());
   group.neighbours.resize(port.world_size);
+  group.gone.resize(port.world_size);
   for (std::uint32_t rank = 0; rank < port.world_size; ++rank) {
     if (!port.ranks[rank].local && rank != port.rank) group.peers.emplace_back(port.ranks[rank].peer, rank);
   }
@@ -84,7 +85,7 @@ void add_channel(Group& group, const RailTraits& rail) {
   channel.target = target;
   channel.lane = static_cast<std::uint32_t>(at % port.lanes);
   channel.mine = port.ranks[port.rank].ring_share(rail.count).ring(channel.lane) == rail.index;
-  channel.local = port.ranks[target].local || target == port.rank;
+  channel.local = port.ranks[target].local || target == port.rank || group.gone[target];
   channel.host_only = channel.local || !rail.gpu_memory;
   channel.max_put_bytes = channel.local ? abi::kMaxPutBytes : std::min(rail.max_put_bytes, abi::kMaxPutBytes);
   channel.completed_word = group.completed_words + at;

@@ -29,7 +29,7 @@ struct Outbound {
   transport::ChannelId id = kNoChannel;  ///< the transport's; none for ranks on this node
   std::uint32_t max_put_bytes = 0;
   bool mine = false;       ///< this proxy serves the lane
-  bool local = false;      ///< the target lives on this node: the proxy copies
+  bool local = false;      ///< the proxy copies: the target lives on this node, or is gone, wherever it was
   bool host_only = false;  ///< the source must be host memory
   std::uint64_t submitted = 0;
   std::uint64_t completed = 0;
@@ -59,6 +59,7 @@ struct Group {
   Session* session = nullptr;
   std::vector<Outbound> outbound;  ///< [target * lanes + lane]
   std::vector<Group*> neighbours;  ///< by rank, of this node, found at the first put
+  std::vector<bool> gone;  ///< by rank: it has left or is lost; what happens to its channels is no failure
   std::vector<std::pair<transport::PeerId, std::uint32_t>> peers;  ///< each once, sorted, with its first rank
   std::vector<transport::ChannelId> open_channels;                 ///< to close with the group
   std::vector<std::shared_ptr<const memory::Region>> regions;      ///< by index; null = nothing registered

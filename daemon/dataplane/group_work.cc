@@ -101,31 +101,46 @@ bool close_channels(const GroupTools& tools, Group& group, base::WorkBudget& bud
   return group.open_channels.empty();
 }
 
-bool GroupClosing::advance(base::WorkBudget& budget, base::TimePoint now) {
-  if (!quiesce(budget, now)) return false;
-  if (!close_channels(tools_, *group_, budget)) return false;
-  if (!forget_regions(budget) || !free_numbers(budget)) return false;
-  group_.reset();
-  return true;
-}
-
-/// Channels stop before they close: those of other sessions that share their connections then go on
-/// undisturbed. A peer that does not answer in time has that effect on them, and no other.
-bool GroupClosing::quiesce(base::WorkBudget& budget, base::TimePoint now) {
+bool Quieting::advance(const std::vector<transport::ChannelId>& channels, base::WorkBudget& budget,
+                       base::TimePoint now) {
   waits_ = false;
-  const auto& channels = group_->open_channels;
   while (stopped_ < channels.size()) {
-    tools_.transport.quiesce(channels[stopped_++]);
+    transport_.quiesce(channels[stopped_++]);
     give_up_ = std::min(now, base::TimePoint::max() - kQuietLimit) + kQuietLimit;
     if (!budget.left(4)) return false;
   }
   while (quiet_ < channels.size() && now < give_up_) {
-    waits_ = !tools_.transport.quiet(channels[quiet_]);
+    waits_ = !transport_.quiet(channels[quiet_]);
     if (waits_) return false;
     ++quiet_;
     if (!budget.left(4)) return false;
   }
   quiet_ = channels.size();
+  return true;
+}
+
+bool Parting::advance(Group* group, base::WorkBudget& budget, base::TimePoint now) {
+  if (group == nullptr) return true;
+  // What has been closed meanwhile, for a region that had to go, is somebody else's now.
+  const auto closed = [group](transport::ChannelId id) {
+    return std::find(group->open_channels.begin(), group->open_channels.end(), id) ==
+           group->open_channels.end();
+  };
+  if (std::any_of(channels_.begin(), channels_.end(), closed)) return true;
+  if (!quieting_.advance(channels_, budget, now)) return false;
+  for (const transport::ChannelId id : channels_) {
+    tools_.transport.close_channel(id);
+    tools_.ends.release(id);
+    std::erase(group->open_channels, id);
+  }
+  return true;
+}
+
+bool GroupClosing::advance(base::WorkBudget& budget, base::TimePoint now) {
+  if (!quieting_.advance(group_->open_channels, budget, now)) return false;
+  if (!close_channels(tools_, *group_, budget)) return false;
+  if (!forget_regions(budget) || !free_numbers(budget)) return false;
+  group_.reset();
   return true;
 }
 

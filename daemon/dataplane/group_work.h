@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/work_budget.h"
@@ -45,28 +47,61 @@ class GroupOpening {
 /// on the transport touches no memory of the group.
 bool close_channels(const GroupTools& tools, Group& group, base::WorkBudget& budget);
 
-/// Closes a group that has been taken out of the table. Proxy thread only.
-class GroupClosing {
+/// Brings channels to a stop before they close: those of other sessions that share their connections then go
+/// on undisturbed. A peer that does not answer in time has that effect on them, and no other.
+class Quieting {
  public:
-  GroupClosing(const GroupTools& tools, std::unique_ptr<Group> group)
-      : tools_(tools), group_(std::move(group)) {}
+  explicit Quieting(transport::Transport& transport) : transport_(transport) {}
 
-  /// True when nothing points at the group any more and it has been destroyed.
-  bool advance(base::WorkBudget& budget, base::TimePoint now);
+  /// True when `channels`, the same at every call, may be closed.
+  bool advance(const std::vector<transport::ChannelId>& channels, base::WorkBudget& budget,
+               base::TimePoint now);
   /// What is left to do has to wait for the peers.
   bool waits() const { return waits_; }
 
  private:
-  bool quiesce(base::WorkBudget& budget, base::TimePoint now);
+  transport::Transport& transport_;
+  std::size_t stopped_ = 0;  ///< of the channels: told to stop
+  std::size_t quiet_ = 0;    ///< and found quiet
+  base::TimePoint give_up_{};
+  bool waits_ = false;
+};
+
+/// Closes the channels to a rank that is gone, while the group goes on. Names them by id: the group may be
+/// closed meanwhile, or lose its channels. Proxy thread only.
+class Parting {
+ public:
+  Parting(const GroupTools& tools, std::vector<transport::ChannelId> channels)
+      : tools_(tools), channels_(std::move(channels)), quieting_(tools.transport) {}
+
+  /// True when nothing is left to do. Null: the group is gone.
+  bool advance(Group* group, base::WorkBudget& budget, base::TimePoint now);
+  bool waits() const { return quieting_.waits(); }
+
+ private:
+  GroupTools tools_;
+  std::vector<transport::ChannelId> channels_;
+  Quieting quieting_;
+};
+
+/// Closes a group that has been taken out of the table. Proxy thread only.
+class GroupClosing {
+ public:
+  GroupClosing(const GroupTools& tools, std::unique_ptr<Group> group)
+      : tools_(tools), group_(std::move(group)), quieting_(tools.transport) {}
+
+  /// True when nothing points at the group any more and it has been destroyed.
+  bool advance(base::WorkBudget& budget, base::TimePoint now);
+  /// What is left to do has to wait for the peers.
+  bool waits() const { return quieting_.waits(); }
+
+ private:
   bool forget_regions(base::WorkBudget& budget);
   bool free_numbers(base::WorkBudget& budget);
 
   GroupTools tools_;
   std::unique_ptr<Group> group_;
-  std::size_t stopped_ = 0;  ///< of the open channels: told to stop
-  std::size_t quiet_ = 0;    ///< and found quiet
-  base::TimePoint give_up_{};
-  bool waits_ = false;
+  Quieting quieting_;
   std::size_t freed_ = 0;
 };
 

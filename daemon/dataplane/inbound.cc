@@ -71,6 +71,7 @@ void EventSink::channel_failed(transport::ChannelId channel, const Status& why) 
   ChannelEnd* end = ends_.find(channel);
   if (end == nullptr) return;
   const std::uint32_t other = end->outbound != nullptr ? end->outbound->target : end->inbound.source;
+  if (end->group->gone[other]) return;
   const std::string context = "group " + end->group->port->name + ", rank " +
                               std::to_string(end->group->port->rank) +
                               (end->outbound != nullptr ? " -> rank " : " <- rank ") + std::to_string(other);

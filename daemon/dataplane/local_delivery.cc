@@ -20,9 +20,15 @@ void LocalDelivery::fail(LocalCopy& copy, std::uint32_t culprit, Status why) {
 }
 
 void LocalDelivery::target_left(LocalCopy& copy) {
-  const Outbound& channel = *copy.channel;
-  fail(copy, channel.target,
-       {StatusCode::kUnavailable, route_text(channel) + ": the target has left (same node)"});
+  Outbound& channel = *copy.channel;
+  {
+    const memory::Touching touching(channel.group->port->key.session);
+    publish_count(*channel.completed_word, ++channel.completed);
+  }
+  --channel.group->in_flight;
+  bump(channel.counters->completed_total, 1);
+  bump(channel.group->session->counters->completed_total, 1);
+  copy = {};
 }
 
 void LocalDelivery::target_unregistered(LocalCopy& copy) {

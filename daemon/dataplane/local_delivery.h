@@ -16,11 +16,13 @@ class LocalDelivery {
 
   /// Copies up to one piece and, with the last one, publishes. Returns the bytes copied. The regions are
   /// looked up with the first piece and stay until the copy ends (who unregisters them waits); when one of
-  /// them is gone by then, or the target's rank has left, the sender's group fails and the copy ends.
+  /// them is gone by then, the sender's group fails and the copy ends. What goes to a rank that has left is
+  /// dropped and counts as completed: nobody reads it any more, and its sender goes on.
   std::uint64_t advance(LocalCopy& copy);
 
+  /// Ends a copy that is running, as completed.
+  static void target_left(LocalCopy& copy);
   /// Ends a copy that is running, and with it the sender's group.
-  void target_left(LocalCopy& copy);
   void target_unregistered(LocalCopy& copy);
 
  private:

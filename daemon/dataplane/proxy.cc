@@ -87,9 +87,10 @@ void Proxy::attach_session(std::shared_ptr<SessionPort> session) {
   });
 }
 
-void Proxy::detach_session(SessionId session, std::chrono::milliseconds limit, Done done) {
-  impl_->post([&rail = impl_->rail(), session, limit, done = std::move(done)]() mutable {
-    rail.detach_session(session, limit, std::move(done));
+void Proxy::detach_session(SessionId session, std::chrono::milliseconds limit, Done drained, Done done) {
+  impl_->post([&rail = impl_->rail(), session, limit, drained = std::move(drained),
+               done = std::move(done)]() mutable {
+    rail.detach_session(session, limit, std::move(drained), std::move(done));
   });
 }
 
@@ -126,6 +127,10 @@ void Proxy::set_remote_region(const GroupKey& group, std::uint32_t rank, std::ui
   impl_->post([&rail = impl_->rail(), group, rank, index, bytes] {
     rail.set_remote_region(group, rank, index, bytes);
   });
+}
+
+void Proxy::rank_left(const GroupKey& group, std::uint32_t rank) {
+  impl_->post([&rail = impl_->rail(), group, rank] { rail.rank_left(group, rank); });
 }
 
 void Proxy::settle(Done done) {

@@ -68,9 +68,9 @@ class Proxy {
   std::string local_endpoint() const;
 
   void attach_session(std::shared_ptr<SessionPort> session);
-  /// Reads its ring no more, closes its groups after in-flight puts are completed or `limit` has passed,
-  /// drops every reference to its memory, then `done`.
-  void detach_session(SessionId session, std::chrono::milliseconds limit, Done done);
+  /// Reads its ring no more. `drained` once in-flight puts are completed or `limit` has passed; then closes
+  /// its groups, drops every reference to its memory, then `done`.
+  void detach_session(SessionId session, std::chrono::milliseconds limit, Done drained, Done done);
 
   /// Opens all channels of this rail, a few in each round. `done(status)` when they are open (the transport
   /// may still be connecting).
@@ -89,6 +89,8 @@ class Proxy {
   /// What `rank` (on another node or this one) registered; bytes 0 = gone. Bounds of remote offsets are
   /// checked here.
   void set_remote_region(const GroupKey& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+  /// `rank`, on another node, has left the group or is lost: puts to it are dropped and count as completed.
+  void rank_left(const GroupKey& group, std::uint32_t rank);
   /// `done` once all calls before this one have taken effect: rings that are read from then on are checked
   /// against them.
   void settle(Done done);

@@ -43,12 +43,13 @@ class Rail {
   void stop(Limit limit);
 
   void attach_session(std::shared_ptr<SessionPort> port);
-  void detach_session(SessionId id, Limit limit, Done done);
+  void detach_session(SessionId id, Limit limit, Done drained, Done done);
   void open_group(std::shared_ptr<GroupPort> port, std::function<void(Status)> done);
   void close_group(const GroupKey& key, Limit limit, Done done);
   void set_region(const GroupKey& key, std::uint32_t index, std::shared_ptr<const memory::Region> region);
   void clear_region(const GroupKey& key, std::uint32_t index, Limit limit, std::function<void(Status)> done);
   void set_remote_region(const GroupKey& key, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+  void rank_left(const GroupKey& key, std::uint32_t rank);
   void connect_peer(transport::PeerId peer, const transport::PeerAddress& address);
   void disconnect_peer(transport::PeerId peer);
   void receive_from_peer(transport::PeerId peer, const std::vector<std::byte>& message);

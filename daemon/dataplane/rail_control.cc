@@ -6,11 +6,43 @@
 
 #include "daemon/dataplane/group_mark.h"
 #include "daemon/dataplane/rail.h"
+#include "daemon/memory/touching.h"
 
 namespace mkernel::dataplane {
 namespace {
 
 constexpr const char* kStopped = "this proxy has stopped";
+
+/// Forgets puts that no transport has taken yet. Those that are kept move to the front of the array.
+template <typename Dropped>
+void drop_puts(Session& session, Dropped&& dropped) {
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = session.first; i < session.count; ++i)
+    if (!dropped(session.puts[i])) session.puts[kept++] = session.puts[i];
+  session.first = 0;
+  session.count = kept;
+}
+
+/// From now on what becomes of the rank's channels, and of its peer when no other rank is there, is no
+/// failure of the group.
+void note_gone(Group& group, std::uint32_t rank) {
+  group.gone[rank] = true;
+  const auto& ranks = group.port->ranks;
+  for (auto peer = group.peers.begin(); peer != group.peers.end(); ++peer) {
+    if (peer->second != rank) continue;
+    const auto there = [&](const PeerRank& known) {
+      const auto at = static_cast<std::size_t>(&known - ranks.data());
+      return !known.local && at != group.port->rank && known.peer == peer->first && !group.gone[at];
+    };
+    const auto other = std::find_if(ranks.begin(), ranks.end(), there);
+    if (other == ranks.end()) {
+      group.peers.erase(peer);
+    } else {
+      peer->second = static_cast<std::uint32_t>(other - ranks.begin());
+    }
+    return;
+  }
+}
 
 }  // namespace
 
@@ -57,9 +89,12 @@ void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   sessions_.emplace(id, std::move(session));
 }
 
-void Rail::detach_session(SessionId id, Limit limit, Done done) {
+void Rail::detach_session(SessionId id, Limit limit, Done drained_done, Done done) {
   Session* session = find_session(id);
-  if (session == nullptr) return done();
+  if (session == nullptr) {
+    drained_done();
+    return done();
+  }
   session->reading = false;
   const auto drained = [this, id] {
     const auto first = groups_.all().lower_bound({id, 0});
@@ -67,11 +102,13 @@ void Rail::detach_session(SessionId id, Limit limit, Done done) {
       return entry.second->failed || entry.second->in_flight == 0;
     });
   };
-  chores_.push_back([this, id, drained, deadline = base::deadline_after(limit), done = std::move(done)](
-                        base::WorkBudget& budget, base::TimePoint now) {
+  chores_.push_back([this, id, drained, deadline = base::deadline_after(limit),
+                     drained_done = std::move(drained_done),
+                     done = std::move(done)](base::WorkBudget& budget, base::TimePoint now) mutable {
     const Session* detached = find_session(id);
+    if (detached != nullptr && now < deadline && !drained()) return Progress::kWaiting;
+    if (drained_done) std::exchange(drained_done, nullptr)();
     if (detached != nullptr) {
-      if (now < deadline && !drained()) return Progress::kWaiting;
       if (!close_groups_of(id, budget)) return Progress::kWorked;
       if (detached->closing_groups > 0) return Progress::kWaiting;
       erase_session(id);
@@ -137,6 +174,40 @@ void Rail::set_remote_region(const GroupKey& key, std::uint32_t rank, std::uint3
   Group* group = groups_.find(key);
   if (group == nullptr || rank >= group->port->world_size || index >= group->port->region_capacity) return;
   group->remote_bytes_of(rank, index) = bytes;
+}
+
+/// What it still has to get, and all that is put to it from now on, counts as completed.
+void Rail::rank_left(const GroupKey& key, std::uint32_t rank) {
+  Group* group = groups_.find(key);
+  if (group == nullptr || group->failed || rank >= group->port->world_size || group->gone[rank]) return;
+  note_gone(*group, rank);
+  if (group->port->ranks[rank].local) return;  // who puts to it finds out
+  std::vector<transport::ChannelId> channels;
+  const std::size_t end = std::min(group->channel_index(rank + 1, 0), group->outbound.size());
+  for (std::size_t index = group->channel_index(rank, 0); index < end; ++index) {
+    Outbound& channel = group->outbound[index];
+    if (!channel.mine) continue;
+    channel.local = true;
+    if (channel.id != kNoChannel) channels.push_back(std::exchange(channel.id, kNoChannel));
+    const std::uint64_t more = channel.submitted - std::exchange(channel.completed, channel.submitted);
+    if (more == 0) continue;
+    {
+      const memory::Touching touching(key.session);
+      publish_count(*channel.completed_word, channel.completed);
+    }
+    group->in_flight -= std::min(more, group->in_flight);
+    bump(channel.counters->completed_total, more);
+    bump(group->session->counters->completed_total, more);
+  }
+  drop_puts(*group->session, [&](const transport::Put& put) {
+    return std::find(channels.begin(), channels.end(), put.channel) != channels.end();
+  });
+  auto parting = std::make_shared<Parting>(tools_, std::move(channels));
+  chores_.push_back(
+      [this, key, serial = group->serial, parting](base::WorkBudget& budget, base::TimePoint now) {
+        if (parting->advance(groups_.find(key, serial), budget, now)) return Progress::kDone;
+        return parting->waits() ? Progress::kWaiting : Progress::kWorked;
+      });
 }
 
 void Rail::connect_peer(transport::PeerId peer, const transport::PeerAddress& address) {
@@ -205,16 +276,12 @@ void Rail::end_copies_to(const Group& group) {
 }
 
 /// Forgets the group's puts that no transport has taken yet, and counts nothing of it as in flight any more.
-/// The puts that are kept move to the front of the array.
 void Rail::drop_pending(Group& group) {
   Session& session = *group.session;
-  std::uint32_t kept = 0;
-  for (std::uint32_t i = session.first; i < session.count; ++i) {
-    const ChannelEnd* end = ends_.find(session.puts[i].channel);
-    if (end == nullptr || end->group != &group) session.puts[kept++] = session.puts[i];
-  }
-  session.first = 0;
-  session.count = kept;
+  drop_puts(session, [&](const transport::Put& put) {
+    const ChannelEnd* end = ends_.find(put.channel);
+    return end != nullptr && end->group == &group;
+  });
   if (session.copy.running() && session.copy.channel->group == &group) session.copy = {};
   group.in_flight = 0;
 }

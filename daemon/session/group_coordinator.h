@@ -41,6 +41,7 @@ struct JoinRequest {
   /// group, or the uid where there is none: ranks with the same name and another owner belong to another
   /// group. On one node the uid is the same in any case.
   std::string secret_hash;
+  bool has_gpu = false;  ///< its session names one
   std::int64_t pid = 0;  ///< of the client, for errors: "rank 1 is held by pid 77 on node a"
   std::string client_name;
 };
@@ -57,6 +58,12 @@ struct FormedGroup {
   std::vector<FormedMember> members;
 };
 
+/// What a rank does, as its own node says it.
+struct RankReport {
+  std::uint32_t rank = 0;
+  abi::RankState state{};
+};
+
 /// Told to the session layer about a group that one of its sessions has joined.
 class GroupEvents {
  public:
@@ -65,9 +72,22 @@ class GroupEvents {
   /// this node in the same group that are to know: one call for all of them.
   virtual void region_changed(const std::vector<dataplane::GroupKey>& ranks, std::uint32_t rank,
                               std::uint32_t index, const abi::RegionEntry& entry) = 0;
-  /// The group is over. `culprit` is a rank or -1; `node` where it happened. Told once per group.
+  /// The group is over, and with it what is under way. `culprit` is a rank or -1; `node` where it happened.
+  /// Called once per group.
   virtual void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
                             const Status& why) = 0;
+  /// `rank` is gone from the group, and all that it had put before has arrived. `why` is OK when it has left
+  /// in peace. Else the group takes no new work, but a launch that needs nothing more of the rank finishes.
+  virtual void rank_gone(const dataplane::GroupKey& group, std::uint32_t rank, const std::string& node,
+                         const Status& why) = 0;
+  /// `rank` has rejected launch `launch` of the group. OK, or why the group has to fail: the session's rank
+  /// has made that launch.
+  virtual Status launch_rejected(const dataplane::GroupKey& group, std::uint32_t rank, std::uint64_t launch,
+                                 const Status& why) = 0;
+  /// What the session's rank does in the group.
+  virtual abi::RankState state_of(const dataplane::GroupKey& group) const = 0;
+  /// What other ranks did when the group failed: before group_failed(), of other nodes also after it.
+  virtual void states_known(const dataplane::GroupKey& group, const std::vector<RankReport>& states) = 0;
 };
 
 class GroupCoordinator {
@@ -94,11 +114,18 @@ class GroupCoordinator {
   /// A local rank's operation failed, or the data plane found the group broken: all ranks are told.
   virtual void fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) = 0;
 
+  /// A local rank has rejected launch `launch` of its group: the other ranks hear of it.
+  virtual void reject(const dataplane::GroupKey& group, std::uint64_t launch, const Status& why) = 0;
+
   /// Some peer is far behind in what it has been told: no more should be said than must be.
   virtual bool congested() const { return false; }
 
-  /// The rank leaves in peace (others may go on until they need it) / its session is gone (the group fails).
+  /// The rank leaves in peace (others may go on until they need it).
   virtual void leave(const dataplane::GroupKey& group) = 0;
+  /// The session has ended, and what it has put is still on its way: other ranks may join under the names of
+  /// its groups, session_gone() follows.
+  virtual void session_ending(dataplane::SessionId session, const Status& why) = 0;
+  /// The session is gone, and its groups end.
   virtual void session_gone(dataplane::SessionId session, const Status& why) = 0;
 };
 

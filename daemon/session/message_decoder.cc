@@ -75,6 +75,10 @@ Status check(const abi::FailGroup& fail) {
   return check_reserved(is_zero(fail.reserved), "fail_group");
 }
 
+Status check(const abi::RejectLaunch& reject) {
+  return check_text(reject.text, "reject_launch.text");
+}
+
 template <typename Body>
 Result<Message> decode_as(const PacketView& packet, const char* name, std::size_t fds = 0) {
   if (packet.bytes.size() != sizeof(Body)) {
@@ -153,6 +157,7 @@ Result<Message> decode(const PacketView& packet) {
     case abi::MessageType::kMapRegion: return decode_as<abi::MapRegion>(packet, "map_region");
     case abi::MessageType::kExchange: return decode_as<abi::Exchange>(packet, "exchange");
     case abi::MessageType::kFailGroup: return decode_as<abi::FailGroup>(packet, "fail_group");
+    case abi::MessageType::kRejectLaunch: return decode_as<abi::RejectLaunch>(packet, "reject_launch");
     default: return malformed("message of unknown type " + std::to_string(header->type));
   }
 }

@@ -22,7 +22,7 @@ struct PacketView {
 /// What a client may send.
 using Message =
     std::variant<abi::Hello, abi::JoinGroup, abi::LeaveGroup, abi::RegisterRegion, abi::UnregisterRegion,
-                 abi::SealRegion, abi::MapRegion, abi::Exchange, abi::FailGroup>;
+                 abi::SealRegion, abi::MapRegion, abi::Exchange, abi::FailGroup, abi::RejectLaunch>;
 
 /// The header alone, checked: of a packet whose fds did not all come. Errors: those of decode().
 Result<abi::Header> decode_header(const PacketView& packet);

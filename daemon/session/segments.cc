@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 
+#include "daemon/base/printable.h"
 #include "proto/ipc/packet.h"
 
 namespace mkernel::session {
@@ -19,13 +20,20 @@ Result<Segment> create(const std::string& label, std::uint64_t bytes) {
   return Segment{std::move(fd).value(), std::move(mapping).value()};
 }
 
-void fail(abi::FailureRecord& record, std::uint32_t& abort_word, std::int32_t culprit,
-          const std::string& node, const Status& why) {
+void raise(std::uint32_t& word, const Status& why) {
+  std::atomic_ref(word).store(static_cast<std::uint32_t>(why.code()), std::memory_order_release);
+}
+
+void write_record(abi::FailureRecord& record, std::int32_t culprit, const std::string& node,
+                  const Status& why) {
   record.code = static_cast<std::uint32_t>(why.code());
   record.culprit = culprit;
   ipc::copy_text(record.node, node);
   ipc::copy_text(record.text, why.text());
-  std::atomic_ref<std::uint32_t>(abort_word).store(record.code, std::memory_order_release);
+}
+
+abi::RankState* state_at(const ipc::Mapping& segment, const GroupShape& shape, std::uint32_t rank) {
+  return segment.at<abi::RankState>(shape.layout().states_offset + sizeof(abi::RankState) * rank);
 }
 
 }  // namespace
@@ -96,13 +104,63 @@ void write_board(const ipc::Mapping& segment, const GroupShape& shape, std::span
 
 void write_session_failure(const ipc::Mapping& segment, const std::string& node, const Status& why) {
   auto* head = segment.at<abi::SessionSegment>(0);
-  fail(head->failure, head->abort, -1, node, why);
+  write_record(head->failure, -1, node, why);
+  raise(head->abort, why);
 }
 
 void write_group_failure(const ipc::Mapping& segment, std::int32_t culprit, const std::string& node,
                          const Status& why) {
-  auto* head = segment.at<abi::GroupSegment>(0);
-  fail(head->failure, head->abort, culprit, node, why);
+  write_group_record(segment, culprit, node, why);
+  abort_group(segment, why);
+}
+
+void write_group_record(const ipc::Mapping& segment, std::int32_t culprit, const std::string& node,
+                        const Status& why) {
+  write_record(segment.at<abi::GroupSegment>(0)->failure, culprit, node, why);
+}
+
+void end_group(const ipc::Mapping& segment, const Status& why) {
+  raise(segment.at<abi::GroupSegment>(0)->ended, why);
+}
+
+void abort_group(const ipc::Mapping& segment, const Status& why) {
+  raise(segment.at<abi::GroupSegment>(0)->abort, why);
+}
+
+void write_presence(const ipc::Mapping& segment, const GroupShape& shape, std::uint32_t rank,
+                    abi::Presence presence) {
+  std::atomic_ref(state_at(segment, shape, rank)->presence)
+      .store(static_cast<std::uint32_t>(presence), std::memory_order_release);
+}
+
+void write_state(const ipc::Mapping& segment, const GroupShape& shape, const RankReport& report) {
+  if (report.rank >= shape.world_size || report.rank == shape.rank) return;
+  abi::RankState* state = state_at(segment, shape, report.rank);
+  state->launches = report.state.launches;
+  std::memcpy(state->what, report.state.what, sizeof(state->what));
+  std::atomic_ref(state->phase).store(report.state.phase, std::memory_order_release);
+}
+
+void write_rejection(const ipc::Mapping& segment, const GroupShape& shape, std::uint32_t rank,
+                     std::uint64_t launch, const Status& why) {
+  RankReport report{rank, {}};
+  report.state.phase = static_cast<std::uint32_t>(abi::RankPhase::kRejected);
+  report.state.launches = launch;
+  ipc::copy_text(report.state.what, base::one_line(why.text()));
+  write_state(segment, shape, report);
+  std::atomic_ref(segment.at<abi::GroupSegment>(0)->rejections).fetch_add(1);
+}
+
+abi::RankState read_own_state(const ipc::Mapping& segment, const GroupShape& shape) {
+  abi::RankState* own = state_at(segment, shape, shape.rank);
+  abi::RankState state{};
+  state.launches = std::atomic_ref(own->launches).load();
+  state.phase = std::atomic_ref(own->phase).load(std::memory_order_acquire);
+  char what[sizeof(own->what)];
+  std::memcpy(what, own->what, sizeof(what));
+  what[sizeof(what) - 1] = 0;
+  ipc::copy_text(state.what, base::one_line(std::string(ipc::text_of(what))));
+  return state;
 }
 
 }  // namespace mkernel::session

@@ -57,4 +57,22 @@ void write_session_failure(const ipc::Mapping& segment, const std::string& node,
 void write_group_failure(const ipc::Mapping& segment, std::int32_t culprit, const std::string& node,
                          const Status& why);
 
+/// The group ends because a rank was lost: the record alone; then the word that refuses new work; then the
+/// word that also ends what is under way.
+void write_group_record(const ipc::Mapping& segment, std::int32_t culprit, const std::string& node,
+                        const Status& why);
+void end_group(const ipc::Mapping& segment, const Status& why);
+void abort_group(const ipc::Mapping& segment, const Status& why);
+
+/// Writes, with release, whether `rank` is still there.
+void write_presence(const ipc::Mapping& segment, const GroupShape& shape, std::uint32_t rank,
+                    abi::Presence presence);
+/// What `rank` was seen to do; its presence stays.
+void write_state(const ipc::Mapping& segment, const GroupShape& shape, const RankReport& report);
+/// `rank` does not make launch `launch`: its state, then the word that sends the client there.
+void write_rejection(const ipc::Mapping& segment, const GroupShape& shape, std::uint32_t rank,
+                     std::uint64_t launch, const Status& why);
+/// What the client says that its own rank does: a text with its end, a phase that there is.
+abi::RankState read_own_state(const ipc::Mapping& segment, const GroupShape& shape);
+
 }  // namespace mkernel::session

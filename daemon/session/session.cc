@@ -204,7 +204,7 @@ void Session::end(const Status& why) {
   }
   if (introduced()) {
     write_session_failure(port_->segment, services_.node_name, why);
-    services_.coordinator->session_gone(id_, why);
+    services_.coordinator->session_ending(id_, why);
   }
   say_farewell(socket_.native_handle(), why);
   in_flight_.push_back(connection_charge_);
@@ -216,8 +216,14 @@ void Session::end(const Status& why) {
         if (const auto self = weak.lock()) self->let_go();
       });
   if (!introduced()) return on_all(Status());
+  // The others learn of the end when what this session has put has arrived: they may need nothing more of it.
+  const auto on_drained =
+      gather(services_.io, services_.rails(), [weak = weak_from_this(), why](const Status&) {
+        if (const auto self = weak.lock()) self->services_.coordinator->session_gone(self->id_, why);
+      });
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->detach_session(id_, drain, [on_all] { on_all(Status()); });
+    proxy->detach_session(
+        id_, drain, [on_drained] { on_drained(Status()); }, [on_all] { on_all(Status()); });
   }
 }
 

@@ -99,6 +99,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void on(const abi::MapRegion& map, ipc::Packet& packet);
   void on(const abi::Exchange& exchange, ipc::Packet& packet);
   void on(const abi::FailGroup& fail, ipc::Packet& packet);
+  void on(const abi::RejectLaunch& reject, ipc::Packet& packet);
   /// False when the packet asks for nothing that needs fds: then it is judged as any other.
   bool refuse_lost_fds(const PacketView& view);
   Status check_hello(const abi::Hello& hello) const;

@@ -261,6 +261,8 @@ void SessionGroup::exchange(std::uint64_t round, const Blob& blob, std::chrono::
 
 /// The client may write to every region that was announced before: once the proxies know all of them.
 void SessionGroup::exchanged(Result<Round> blobs) {
+  // Once the client can see in its segment that the group has ended, part_from() answers.
+  if (!blobs.ok() && failure_ && !aborted_) return;
   if (!blobs.ok()) return finish_exchange(blobs.status());
   write_board(port_->segment, shape_, **blobs);
   exchanged_ = true;
@@ -304,7 +306,7 @@ void SessionGroup::leave(Done done) {
 }
 
 std::chrono::milliseconds SessionGroup::drain_limit() const {
-  return failure_ ? std::chrono::milliseconds(0) : services_.limits.drain;
+  return aborted_ ? std::chrono::milliseconds(0) : services_.limits.drain;
 }
 
 void SessionGroup::closed(const Done& done) {
@@ -312,21 +314,6 @@ void SessionGroup::closed(const Done& done) {
   port_.reset();
   if (!formed_.members.empty() && !abandoned_) services_.coordinator->leave(key());
   done(Status());
-}
-
-void SessionGroup::fail(std::int32_t culprit, const std::string& node, const Status& why) {
-  if (failure_) return;
-  failure_ = why;
-  if (port_ != nullptr) write_group_failure(port_->segment, culprit, node, why);
-  finish_exchange(why);
-  finish_join(why);
-}
-
-void SessionGroup::abandon(const Status& why) {
-  abandoned_ = true;
-  join_done_ = nullptr;
-  exchange_done_ = nullptr;
-  fail(static_cast<std::int32_t>(request_.rank), services_.node_name, why);
 }
 
 // ---- what others see

@@ -11,7 +11,9 @@
 // reference.
 #pragma once
 
+#include <boost/asio/steady_timer.hpp>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -56,9 +58,18 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   /// that failed or never formed.
   void leave(Done done);
 
-  /// Once per group, later calls do nothing: the client finds the record in its segment, and everybody who
-  /// waits for an answer gets `why`.
+  /// Once per group, later calls do nothing: the client finds the record in its segment, its launches end,
+  /// and requests that wait for an answer get `why`. When a lost rank has ended the group before, the record
+  /// says that.
   void fail(std::int32_t culprit, const std::string& node, const Status& why);
+  /// As GroupEvents::rank_gone(): puts to the rank count as completed from now on, then waits for it end.
+  void rank_gone(std::uint32_t rank, const std::string& node, const Status& why);
+  /// This rank makes no launch `launch`.
+  void reject(std::uint64_t launch);
+  /// As GroupEvents::launch_rejected().
+  Status launch_rejected(std::uint32_t rank, std::uint64_t launch, const Status& why);
+  abi::RankState state_of_rank() const;
+  void states_known(const std::vector<RankReport>& states);
   /// The session ends and with it this rank's part: as fail(), but nobody waits for an answer any more, and
   /// the session itself tells coordinator and proxies.
   void abandon(const Status& why);
@@ -71,7 +82,10 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   const dataplane::GroupKey& key() const { return request_.key; }
   const JoinRequest& request() const { return request_; }
   State state() const { return state_; }
+  /// Why it takes no new work.
   const std::optional<Status>& failure() const { return failure_; }
+  /// What is under way ends too.
+  bool aborted() const { return aborted_; }
   /// How long puts under way are waited for when the group is left: those of a failed one not at all, as they
   /// may be to a peer that is no more.
   std::chrono::milliseconds drain_limit() const;
@@ -112,6 +126,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   void formed(Result<FormedGroup> group);
   void closed(const Done& done);
   Status build(FormedGroup group);
+  void part_from(std::uint32_t rank, const Status& why);
   Status check_rails() const;
   Status check_users() const;
   void opened(const Status& status);
@@ -129,6 +144,9 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   GroupShape shape_;
   State state_ = State::kForming;
   std::optional<Status> failure_;
+  std::deque<std::uint64_t> rejected_;                ///< the last launches that this rank has not made
+  bool aborted_ = false;                              ///< fail(): also what is under way ends
+  std::unique_ptr<boost::asio::steady_timer> grace_;  ///< see kGpuGrace
   FormedGroup formed_;
   ipc::UniqueFd segment_fd_;
   std::shared_ptr<dataplane::GroupPort> port_;

@@ -262,6 +262,7 @@ void Session::on(const abi::JoinGroup& join, ipc::Packet&) {
   request.timeout = timeout_of(join.timeout_ms, services_.limits.join_timeout);
   request.uid = uid();
   request.secret_hash = secret_hash.value();
+  request.has_gpu = device_ >= 0;
   request.pid = identity_.pid;
   request.client_name = client_name_;
   const std::uint32_t handle = request.key.handle;
@@ -358,6 +359,23 @@ void Session::on(const abi::FailGroup& fail, ipc::Packet&) {
     services_.coordinator->fail(group->key(), culprit, why);
   }
   reply(MessageType::kFailGroupReply, fail.header.sequence, status);
+}
+
+void Session::on(const abi::RejectLaunch& reject, ipc::Packet&) {
+  const auto group = require_group(reject.group, reject.header);
+  if (group == nullptr) return;
+  Status status;
+  if (reject.code == 0) {
+    status = {StatusCode::kInvalidArgument, "reject_launch: code = 0 (OK) rejects nothing"};
+  } else if (group->state() != SessionGroup::State::kReady) {
+    status = {StatusCode::kFailedPrecondition, "reject_launch: the group is not formed or is being left"};
+  } else {
+    spend(*group, 1);
+    group->reject(reject.launch);
+    services_.coordinator->reject(group->key(), reject.launch,
+                                  client_status(reject.code, ipc::text_of(reject.text), group->request()));
+  }
+  reply(MessageType::kRejectLaunchReply, reject.header.sequence, status);
 }
 
 }  // namespace mkernel::session

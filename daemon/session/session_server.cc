@@ -272,7 +272,7 @@ void SessionServer::session_failed(dataplane::SessionId session, const Status& w
 
 void SessionServer::channel_failed(const dataplane::GroupKey& key, std::int32_t culprit, const Status& why) {
   const auto group = find(key);
-  if (group == nullptr || group->failure()) return;
+  if (group == nullptr || group->aborted()) return;
   group->fail(culprit, services_.node_name, why);
   services_.coordinator->fail(key, culprit, why);
 }
@@ -309,6 +309,32 @@ void SessionServer::group_failed(const dataplane::GroupKey& key, std::int32_t cu
                  group->request().rank, key.session, why.to_string());
   }
   group->fail(culprit, node, why);
+}
+
+void SessionServer::rank_gone(const dataplane::GroupKey& key, std::uint32_t rank, const std::string& node,
+                              const Status& why) {
+  const auto group = find(key);
+  if (group == nullptr) return;
+  if (!why.ok() && services_.lines->admit(find(key.session)->uid())) {
+    spdlog::warn("group \"{}\" (rank {}, session {}) has lost a rank: {}", group->request().name,
+                 group->request().rank, key.session, why.to_string());
+  }
+  group->rank_gone(rank, node, why);
+}
+
+Status SessionServer::launch_rejected(const dataplane::GroupKey& key, std::uint32_t rank,
+                                      std::uint64_t launch, const Status& why) {
+  const auto group = find(key);
+  return group == nullptr ? Status() : group->launch_rejected(rank, launch, why);
+}
+
+abi::RankState SessionServer::state_of(const dataplane::GroupKey& key) const {
+  const auto group = find(key);
+  return group == nullptr ? abi::RankState{} : group->state_of_rank();
+}
+
+void SessionServer::states_known(const dataplane::GroupKey& key, const std::vector<RankReport>& states) {
+  if (const auto group = find(key)) group->states_known(states);
 }
 
 bool SessionServer::uses_peer(transport::PeerId peer) const {

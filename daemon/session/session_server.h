@@ -80,6 +80,12 @@ class SessionServer final : public GroupEvents, public Inspector {
                       const abi::RegionEntry& entry) override;
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
                     const Status& why) override;
+  void rank_gone(const dataplane::GroupKey& group, std::uint32_t rank, const std::string& node,
+                 const Status& why) override;
+  Status launch_rejected(const dataplane::GroupKey& group, std::uint32_t rank, std::uint64_t launch,
+                         const Status& why) override;
+  abi::RankState state_of(const dataplane::GroupKey& group) const override;
+  void states_known(const dataplane::GroupKey& group, const std::vector<RankReport>& states) override;
 
   // Inspector
   using Inspector::groups;

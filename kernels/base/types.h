@@ -24,6 +24,11 @@ enum class OpKind : std::uint32_t {
   kRingAttentionBackward = 9
 };
 
+/// Whether launches of the operation wait for other ranks. Of the others each rank makes as many as it likes.
+constexpr bool concerns_others(OpKind kind) {
+  return kind != OpKind::kGroupedGemm && kind != OpKind::kAttention && kind != OpKind::kAttentionBackward;
+}
+
 /// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
 struct Range {
   std::int64_t begin = 0;

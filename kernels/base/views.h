@@ -54,6 +54,7 @@ struct GroupView {
   const std::uint64_t& completed(std::uint32_t target, std::uint32_t lane) const {
     return at<const std::uint64_t>(segment->completed_offset)[target * segment->lanes + lane];
   }
+  abi::RankState& state(std::uint32_t rank) const { return at<abi::RankState>(segment->states_offset)[rank]; }
   std::uint32_t channel(std::uint32_t target, std::uint32_t lane) const {
     return segment->first_channel + target * segment->lanes + lane;
   }

@@ -1,5 +1,6 @@
 #include "kernels/base/wait_site.h"
 
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -7,7 +8,7 @@
 namespace mkernel::kernels {
 namespace {
 
-std::uint32_t load_abort(const std::uint32_t& word) {
+std::uint32_t load_word(const std::uint32_t& word) {
   return std::atomic_ref<std::uint32_t>(const_cast<std::uint32_t&>(word)).load(std::memory_order_acquire);
 }
 
@@ -37,17 +38,32 @@ Status failure(const char* whose, std::uint32_t code, const abi::FailureRecord& 
   return {static_cast<StatusCode>(code), text + "; while " + waiting};
 }
 
+/// Why nothing more comes of `peer`; OK while it is there. What it had put before has arrived by then.
+Status absence_of(const abi::GroupSegment& group, std::int64_t peer, const std::string& waiting) {
+  if (peer < 0 || peer >= static_cast<std::int64_t>(group.world_size)) return {};
+  const auto& state = reinterpret_cast<const abi::RankState*>(reinterpret_cast<const std::byte*>(&group) +
+                                                              group.states_offset)[peer];
+  const auto presence = static_cast<abi::Presence>(load_word(state.presence));
+  if (presence == abi::Presence::kHere) return {};
+  if (presence == abi::Presence::kLost)
+    return failure("group", load_word(group.ended), group.failure, waiting);
+  return {StatusCode::kUnavailable, "rank " + std::to_string(peer) + " has left the group; while " + waiting};
+}
+
 }  // namespace
 
 Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* session, const WaitSite& site,
                   std::uint32_t rank) {
   if (group != nullptr) {
-    if (const std::uint32_t code = load_abort(group->abort); code != 0) {
+    if (const std::uint32_t code = load_word(group->abort); code != 0) {
       return failure("group", code, group->failure, describe(site, rank));
+    }
+    for (const std::int64_t needed : {site.peer, site.via}) {
+      if (site.of_peer) MK_RETURN_IF_ERROR(absence_of(*group, needed, describe(site, rank)));
     }
   }
   if (session != nullptr) {
-    if (const std::uint32_t code = load_abort(session->abort); code != 0) {
+    if (const std::uint32_t code = load_word(session->abort); code != 0) {
       return failure("session", code, session->failure, describe(site, rank));
     }
   }

@@ -18,14 +18,15 @@ struct WaitSite {
   std::int64_t peer = -1;  ///< rank that has to act, -1 when it is none
   std::int64_t lane = -1;  ///< lane of the channel, -1 when it is none
   std::int64_t via = -1;   ///< rank that hands on what `peer` sends, -1 when it comes directly
+  bool of_peer = true;     ///< `peer` or `via` has to do something; not so where the daemon alone has to
 };
 
 /// Refuses deadlines of a wait that are none (below 1 ms) or longer than any part of a launch is made for
 /// (kLongestDeadlineNs): kInvalidArgument naming value and limit.
 Status check_deadline(std::chrono::milliseconds deadline);
 
-/// Why the group, else the session, has failed, in the words of `rank` that waits; OK while neither has. Null
-/// pointers are not looked at.
+/// Why the wait of `rank` has to end: the group or the session has failed, or the rank that it waits for is
+/// gone. OK while it may go on. Null pointers are not looked at.
 Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* session, const WaitSite& site,
                   std::uint32_t rank);
 

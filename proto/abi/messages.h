@@ -20,11 +20,12 @@ enum class MessageType : std::uint16_t {
   kLeaveGroup = 3,
   kRegisterRegion = 4,  ///< + 1 fd, of kind kIpc none; + the dma-buf of GPU memory, where there is one
   kUnregisterRegion = 5,
-  kMapRegion = 6,         ///< asks for the fd of a region of a rank on the same node
-  kExchange = 7,          ///< every rank contributes; answered when the board holds every contribution
-  kFailGroup = 8,         ///< a rank's operation failed: tell the others who and why
-  kSealRegion = 9,        ///< shared host memory: the ranks of this node have mapped it, puts may begin
-  kHelloReply = 101,      ///< + 1 session segment memfd + ring_count eventfds (one doorbell per ring)
+  kMapRegion = 6,      ///< asks for the fd of a region of a rank on the same node
+  kExchange = 7,       ///< every rank contributes; answered when the board holds every contribution
+  kFailGroup = 8,      ///< a rank's operation failed: tell the others who and why
+  kSealRegion = 9,     ///< shared host memory: the ranks of this node have mapped it, puts may begin
+  kRejectLaunch = 10,  ///< a rank has not made a launch: ranks that do make it end, unless they reject it too
+  kHelloReply = 101,   ///< + 1 session segment memfd + ring_count eventfds (one doorbell per ring)
   kJoinGroupReply = 102,  ///< + 1 group segment memfd
   kLeaveGroupReply = 103,
   kRegisterRegionReply = 104,
@@ -33,6 +34,7 @@ enum class MessageType : std::uint16_t {
   kExchangeReply = 107,
   kFailGroupReply = 108,
   kSealRegionReply = 109,
+  kRejectLaunchReply = 110,
   kSessionEnded = 200,  ///< event; the daemon closes the socket after it
 };
 
@@ -107,7 +109,8 @@ struct JoinGroupReply {
 };
 static_assert(sizeof(JoinGroupReply) == 488);
 
-/// Also the answer to LeaveGroup, RegisterRegion, UnregisterRegion, Exchange, FailGroup, SealRegion.
+/// Also the answer to LeaveGroup, RegisterRegion, UnregisterRegion, Exchange, FailGroup, SealRegion,
+/// RejectLaunch.
 struct PlainReply {
   Header header;
   ReplyStatus status;
@@ -195,6 +198,15 @@ struct FailGroup {
   char text[kTextBytes];
 };
 static_assert(sizeof(FailGroup) == 480);
+
+struct RejectLaunch {
+  Header header;
+  std::uint32_t group;
+  std::uint32_t code;    ///< StatusCode, not OK
+  std::uint64_t launch;  ///< RankState::launches, this one counted
+  char text[kTextBytes];
+};
+static_assert(sizeof(RejectLaunch) == 480);
 
 struct SessionEnded {
   Header header;

@@ -96,10 +96,41 @@ struct RegionEntry {
 };
 static_assert(sizeof(RegionEntry) == 16);
 
+/// Whether a rank is still part of its group.
+enum class Presence : std::uint32_t {
+  kHere = 0,
+  kLeft = 1,  ///< in peace; nothing more comes of it
+  kLost = 2,  ///< its session ended without leaving; GroupSegment::ended says why
+};
+
+/// What a rank does in its group, for the errors of the others.
+enum class RankPhase : std::uint32_t {
+  kUnknown = 0,
+  kJoined = 1,       ///< no launch and no collective call yet
+  kLaunch = 2,       ///< in a launch
+  kLaunched = 3,     ///< its last launch is over
+  kCollective = 4,   ///< in a collective call
+  kQueued = 5,       ///< its last launch is queued on a stream
+  kUnreachable = 6,  ///< nobody can say: its node is lost
+  kRejected = 7,     ///< it has rejected the launch that comes next in `launches`, because of `what`
+};
+
+/// One rank as the others know it. A rank writes its own entry but for `presence`; the daemon writes those of
+/// the other ranks: their presence when they go, the rest when the group has failed. `what` may be written
+/// while the daemon reads it: it is only for texts.
+struct RankState {
+  std::uint32_t presence;  ///< Presence
+  std::uint32_t phase;     ///< RankPhase, written last
+  std::uint64_t launches;  ///< that it has begun in this group
+  char what[112];          ///< the operation of its last launch, or what it calls collectively
+};
+static_assert(sizeof(RankState) == 128);
+
 /// First bytes of the group segment. Counts are 64-bit, only grow and are never reset.
 ///   arrivals[source * lanes + lane]     puts of channel (source -> me, lane) whose payload is visible here
 ///   completed[target * lanes + lane]    puts of channel (me -> target, lane) whose source may be overwritten
-///   members[world_size], regions[rank * region_capacity + index], board[rank] of kExchangeBytes each
+///   members[world_size], regions[rank * region_capacity + index], board[rank] of kExchangeBytes each,
+///   states[world_size]
 struct alignas(64) GroupSegment {
   std::uint32_t magic;
   std::uint32_t version;
@@ -118,9 +149,15 @@ struct alignas(64) GroupSegment {
   std::uint64_t instance;  ///< this incarnation of the group, the same on every rank
   std::uint32_t abort;     ///< 0, or the StatusCode with which the group failed
   std::uint32_t rails;     ///< RingShare: the rings near this rank's GPU; bit r: ring r; 0: the share by rank
-  std::uint8_t reserved1[32];
-  FailureRecord failure;
+  std::uint64_t states_offset;
+  /// 0, or the StatusCode with which the group ended because a rank was lost. Launches under way go on: those
+  /// that need nothing more of that rank finish, and `abort` is raised when another rank needs it.
+  std::uint32_t ended;
+  std::uint32_t rejections;  ///< launches that other ranks have rejected; raised after their RankState
+  std::uint8_t reserved1[16];
+  FailureRecord failure;  ///< written once, by the first of `abort` and `ended`
 };
+static_assert(offsetof(GroupSegment, states_offset) == 96 && offsetof(GroupSegment, ended) == 104);
 static_assert(offsetof(GroupSegment, arrivals_offset) == 32 && offsetof(GroupSegment, abort) == 88 &&
               offsetof(GroupSegment, failure) == 128 && sizeof(GroupSegment) == 640);
 
@@ -163,7 +200,8 @@ constexpr std::uint64_t layout_group(GroupSegment& segment, std::uint32_t world_
   segment.members_offset = at += counts;
   segment.regions_offset = at += align64(sizeof(Member) * std::uint64_t{world_size});
   segment.board_offset = at += align64(sizeof(RegionEntry) * std::uint64_t{world_size} * region_capacity);
-  segment.bytes = at + kExchangeBytes * std::uint64_t{world_size};
+  segment.states_offset = at += kExchangeBytes * std::uint64_t{world_size};
+  segment.bytes = at + sizeof(RankState) * std::uint64_t{world_size};
   return segment.bytes;
 }
 

@@ -10,7 +10,7 @@ namespace mkernel::abi {
 inline constexpr std::uint32_t kMagic = 0x4c4e4b4dU;
 
 /// Raised by every change of a layout. Client and daemon must agree exactly; there is no negotiation.
-inline constexpr std::uint32_t kVersion = 8;
+inline constexpr std::uint32_t kVersion = 9;
 
 /// Bytes of a name (group, node, client), the terminating zero included.
 inline constexpr std::size_t kNameBytes = 64;

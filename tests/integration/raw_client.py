@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 8
+MAGIC, VERSION = 0x4C4E4B4D, 9
 HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL, SEAL = range(1, 10)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")

@@ -1,4 +1,5 @@
 """How ranks end: interrupted, killed, forked, with work in flight, handles destroyed in any order."""
+import array
 import atexit
 import ctypes
 import gc
@@ -424,6 +425,92 @@ def threads_and_signals():
         group.barrier()
 
 
+def leave_in_the_way_that_how_names():
+    """A rank that has done its part ends: HOW says in which way."""
+    how = os.environ["HOW"]
+    if how == "_exit":
+        os._exit(0)
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # a progress bar, metrics
+    if how == "SystemExit":
+        sys.exit(0)
+
+
+def last_step():
+    """Rank 3 has done its part and ends while ranks 0 and 1 wait for rank 2. All go on; what needs more of rank 3 ends at once."""
+    group = join()
+    lane = group.reserve_lanes(1)
+    if RANK == 3:
+        for rank in (0, 1):
+            group.signal(rank, lane)
+            group.wait_completed(rank, lane, 1, LONG)
+        return leave_in_the_way_that_how_names()
+    if RANK == 2:
+        say("joined")
+        wait_for_line()
+        while os.environ["HOW"] == "_exit" and group.status() is None:
+            time.sleep(0.01)
+        for rank in (3, 0, 1):  # the first goes nowhere, and counts as completed
+            group.signal(rank, lane)
+            group.wait_completed(rank, lane, 1, LONG)
+        return
+    group.wait_arrival(3, lane, 1, LONG)
+    group.wait_arrival(2, lane, 1, LONG)
+    with raises(mkernel.Unavailable, "rank 3"):
+        group.wait_arrival(3, lane, 2, 3600)
+
+
+def last_launch():
+    """GEMM+RS in which rank 0, with one thread and the least priority, is late: rank 1 has its result, and ends."""
+    group = join()
+    m, n, k = 512, 1024, 2048  # k of each rank
+    if RANK == 0:
+        os.nice(19)
+    exponents = [row % 4 for row in range(m)]
+    a = array.array("H", itertools.chain.from_iterable([0x3f80 + (e << 7)] * k for e in exponents))  # bf16 2^e
+    b = array.array("H", [0x3f80] * (k * n))
+    rows = m // WORLD
+    c = array.array("H", [0xffff] * (rows * n))
+    operation = group.gemm_rs(m, n, k)
+    operation.run(memoryview(a).cast("B"), memoryview(b).cast("B"), memoryview(c).cast("B"), deadline=LONG, compute_threads=1,
+                  timeout=4 * LONG)
+    wanted = array.array("H", itertools.chain.from_iterable([0x4580 + (e << 7)] * n for e in exponents[RANK * rows :][:rows]))  # 2 k 2^e
+    assert c == wanted
+    say("OK")
+    if RANK == 1:
+        leave_in_the_way_that_how_names()
+
+
+def crosswise():
+    """Ranks launch two operations of one shape in another order: both read where the other one is."""
+    group = join()
+    first, second = group.ag_gemm(8, 8, 8, dtype="f16"), group.ag_gemm(8, 8, 8, dtype="f16")
+    operands = [bytearray(64), bytearray(128), bytearray(128)]
+    first.run(*operands, timeout=LONG)
+    words = ("rank 0 is in launch 2, operation 1, ag_gemm m=8", "rank 1 is in launch 2, operation 2, ag_gemm m=8")
+    with raises(mkernel.Error, *words):
+        (first, second)[RANK].run(*operands, deadline=1.0, timeout=LONG)
+
+
+def rejected():
+    """Operands that one rank refuses: the others hear of it at once. Ranks that all refuse theirs go on."""
+    group = join()
+    operation = group.gemm_ar(8, 8, 8, dtype="f16")
+    operands = [bytearray(128) for _ in range(3)]
+    for _ in range(2):
+        with raises(mkernel.InvalidArgument, "bytes"):
+            operation.run(bytearray(126), *operands[1:])
+        operation.run(*operands, timeout=LONG)
+    group.barrier()  # a failure ends every launch that is under way
+    if RANK == 1:
+        with raises(mkernel.InvalidArgument, "bytes"):
+            operation.run(bytearray(126), *operands[1:])
+    else:
+        with raises(mkernel.InvalidArgument, "rank 1", "rejected launch 5", "bytes"):
+            operation.run(*operands, deadline=600.0)
+    while group.status() is None:
+        time.sleep(0.01)
+
+
 kept = []  # to the end of the process, as what a program has in its modules
 
 
@@ -450,21 +537,6 @@ def ends_with_a_thread():
         wait_for_test()
 
 
-def crosswise():
-    """Ranks launch two operations of one shape in another order: the rank that hears of it reads where both are."""
-    group = join()
-    first, second = group.ag_gemm(8, 8, 8, dtype="f16"), group.ag_gemm(8, 8, 8, dtype="f16")
-    operands = [bytearray(64), bytearray(128), bytearray(128)]
-    first.run(*operands, timeout=LONG)
-    here = ("rank 0 is in launch 2, operation 1, ag_gemm m=8", "rank 1 is in launch 2, operation 2, ag_gemm m=8")
-    if RANK == 0:
-        with raises(mkernel.DeadlineExceeded, here[0]):
-            first.run(*operands, deadline=1.0, timeout=LONG)
-    else:
-        with raises(mkernel.DeadlineExceeded, *here):
-            second.run(*operands, deadline=600.0, timeout=4 * LONG)
-
-
 def another_call():
     """One rank launches, the other makes an operation of another shape: it reads where both are."""
     group = join()
@@ -473,5 +545,6 @@ def another_call():
         with raises(mkernel.DeadlineExceeded, "rank 0 is in launch 1, operation 1, ag_gemm m=8"):
             operation.run(*operands, deadline=1.0, timeout=LONG)
     else:
-        with raises(mkernel.DeadlineExceeded, "rank 0 is in launch 1, operation 1, ag_gemm m=8", "rank 1 is in collective call", "ag_gemm m=16"):
+        with raises(mkernel.DeadlineExceeded, "rank 0 is in launch 1, operation 1, ag_gemm m=8", "rank 1 is in a collective call",
+                    "ag_gemm m=16"):
             group.ag_gemm(16, 8, 8, dtype="f16")

@@ -54,10 +54,47 @@ class Life(ClientTest):
                     status, out, err = self.finish(process)
                     self.assertEqual(status, 0, out + err)
 
+    def last_step(self, nodes, how, settings=None):
+        """By os._exit, or with another thread alive, a rank once ended without leaving its group: the waits of all others ended, also
+        those for ranks that were there."""
+        self.start_nodes(nodes, settings)
+        ranks = [self.rank("life_scenarios.last_step", rank, 4, HOW=how) for rank in range(4)]
+        self.wait_for_line(ranks[2], "joined")
+        self.assertEqual(self.finish(ranks[3])[0], 0)
+        self.go_on(ranks[2])
+        for process in ranks[:3]:
+            status, out, err = self.finish(process)
+            self.assertEqual(status, 0, out + err)
+
+    def test_last_step_of_two_nodes_when_a_rank_has_exited(self):
+        self.last_step(2, "_exit")
+
+    def test_last_step_of_emulated_nodes_when_a_rank_has_exited(self):
+        self.last_step(2, "_exit", {"transport": {"kind": "emulated"}})
+
+    def test_last_step_of_one_node_when_a_rank_has_exited(self):
+        self.last_step(1, "_exit")
+
+    def test_last_step_of_two_nodes_when_a_rank_with_a_thread_has_ended(self):
+        self.last_step(2, "SystemExit")
+
+    def test_last_step_of_one_node_when_a_rank_with_a_thread_has_ended(self):
+        self.last_step(1, "end")
+
+    def test_a_late_rank_finishes_its_launch_when_the_other_has_ended(self):
+        self.start_nodes(2)
+        for how in ("_exit", "SystemExit"):
+            with self.subTest(how=how):
+                self.assertEqual([out.strip() for out in self.run_ranks("life_scenarios.last_launch", 2, HOW=how)], ["OK", "OK"])
+
     def test_ranks_in_different_launches_are_named(self):
         self.start_nodes(2)
         self.run_ranks("life_scenarios.crosswise", 2)
         self.run_ranks("life_scenarios.another_call", 2)
+
+    def test_a_rank_that_rejects_a_launch_ends_those_of_the_others(self):
+        self.start_nodes(2)
+        self.run_ranks("life_scenarios.rejected", 4)
 
     def test_ctrl_c_in_every_wait(self):
         self.start_nodes(1)

@@ -290,6 +290,8 @@ def exit_in_call():
         thread.start()
         thread.join(0.5)  # not a synchronisation: most runs end inside the call
         assert thread.is_alive()
+    else:
+        wait_for_test()  # that rank 0 has ended: a wait for a rank that has left is over
     say("ends")
 
 

@@ -254,7 +254,10 @@ bool close_group(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std:
 }
 
 bool detach_session(dataplane::Proxy& proxy, dataplane::SessionId session, std::chrono::milliseconds limit) {
-  return wait_done([&](auto done) { proxy.detach_session(session, limit, done); });
+  return wait_done([&](auto done) {
+    proxy.detach_session(
+        session, limit, [] {}, done);
+  });
 }
 
 }  // namespace mkernel::test

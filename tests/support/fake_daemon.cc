@@ -219,6 +219,16 @@ void FakeDaemon::answer(Client& client, const ipc::Packet& packet, const abi::He
            {static_cast<StatusCode>(message.code), std::string(ipc::text_of(message.text))});
       return plain(client, MessageType::kFailGroupReply, header.sequence);
     }
+    case MessageType::kRejectLaunch: {
+      const auto message = body_of<abi::RejectLaunch>(packet);
+      const Seat at = seat(client, message.group);
+      const std::string text = "rank " + std::to_string(at.rank) + " rejected launch " +
+                               std::to_string(message.launch) + ": " +
+                               std::string(ipc::text_of(message.text));
+      fail(*at.group, static_cast<std::int32_t>(at.rank), node_of(at.rank),
+           {static_cast<StatusCode>(message.code), text});
+      return plain(client, MessageType::kRejectLaunchReply, header.sequence);
+    }
     default: throw std::runtime_error("fake daemon: unknown message");
   }
 }

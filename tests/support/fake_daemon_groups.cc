@@ -64,6 +64,9 @@ void FakeDaemon::form(Group& group) {
       members[r].node = static_cast<std::uint32_t>(node);
       members[r].local_rank = local[node_of(r)]++;
       ipc::copy_text(members[r].node_name, node_of(r));
+      // This daemon says of no rank what it does: nothing waits for it.
+      auto& state = member->segment.at<abi::RankState>(layout.states_offset)[r];
+      state.phase = static_cast<std::uint32_t>(abi::RankPhase::kUnreachable);
     }
   }
   for (auto& [rank, member] : group.members) {

@@ -227,7 +227,9 @@ std::size_t FakeTransport::poll() {
     sink_->arrived(id, put.count);
   }
   for (const auto& [key, why] : std::exchange(wire_->channel_failures_, {})) {
-    sink_->channel_failed(wire_->outbound_.at(key).id, why);
+    const auto found = wire_->outbound_.find(key);
+    if (found == wire_->outbound_.end()) continue;  // closed meanwhile
+    sink_->channel_failed(found->second.id, why);
     ++events;
   }
   for (const auto& [peer, path, lost] : std::exchange(wire_->path_changes_, {})) {

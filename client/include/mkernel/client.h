@@ -133,6 +133,11 @@ class MK_API Group {
   Status status() const;
   /// Tells every rank that this one cannot go on; `why` is not OK. The group is over for all of them.
   Status fail(const Status& why);
+  /// This rank does not make the launch that comes next in the group, because of `why` (not OK): an operand
+  /// that is refused before there is anything to launch. A rank that makes this launch gets an error that
+  /// says so, and the group fails. Ranks that all reject it go on with the next one. Errors: why the group
+  /// has failed.
+  Status reject_launch(const Status& why);
   /// Leaves the group now, though handles of it may be in use, as at the end of a program with other threads:
   /// every later call of them is refused. Puts that were made are delivered. Errors: kFailedPrecondition (a
   /// launch or a collective call is under way, or a launch was queued on a stream).

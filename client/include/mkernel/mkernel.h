@@ -99,6 +99,9 @@ typedef struct mk_rank_info {
 MK_API mk_status mk_group_rank_info(const mk_group* group, uint32_t rank, mk_rank_info* info);
 MK_API mk_status mk_group_status(const mk_group* group);
 MK_API mk_status mk_group_fail(mk_group* group, mk_status code, const char* text);
+/* This rank does not make the launch that comes next in the group, for example because of an operand: a rank
+ * that makes it gets this reason, and the group fails. Ranks that all reject it go on. */
+MK_API mk_status mk_group_reject_launch(mk_group* group, mk_status code, const char* text);
 /* Leaves the group now; the handle stays and is destroyed as ever. MK_FAILED_PRECONDITION: something may be
  * under way. */
 MK_API mk_status mk_group_leave(mk_group* group);

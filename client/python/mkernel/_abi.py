@@ -232,6 +232,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_group_rank_info": (c_int, c_void_p, c_uint32, POINTER(RankInfo)),
     "mk_group_status": (c_int, c_void_p),
     "mk_group_fail": (c_int, c_void_p, c_int, c_char_p),
+    "mk_group_reject_launch": (c_int, c_void_p, c_int, c_char_p),
     "mk_group_leave": (c_int, c_void_p),
     "mk_barrier": (c_int, c_void_p),
     "mk_exchange": (c_int, c_void_p, c_void_p, c_size_t, c_void_p),

@@ -58,7 +58,7 @@ class Handle:
 
 
 class GroupHandle(Handle):
-    """The handle of a group: before it is left to the end of the process, the group is left."""
+    """The handle of a group: what goes to the end of the process without it is left first."""
 
     __slots__ = ()
 

@@ -175,6 +175,7 @@ class Operation:
     bind: Callable[..., Launch]  #: every operation has its own
     _launch: Any
     _enqueue: Any
+    _concerns_others = True  #: not so for an operation of each rank alone
 
     def __init__(self, group: "Group", handle: OperationHandle, dtype: str, executor: str) -> None:
         self._group = group
@@ -184,8 +185,15 @@ class Operation:
         self._gpu = group.device if executor == "cuda" else None
 
     def launch(self, *operands: Any, **options: Any) -> Pending:
-        """bind(), which takes the same, and Launch.launch()."""
-        return self.bind(*operands, **options).launch()
+        """bind(), which takes the same, and Launch.launch(). Operands that bind() refuses are a launch that this rank does not make:
+        see Group.reject_launch()."""
+        try:
+            bound = self.bind(*operands, **options)
+        except (Error, TypeError, ValueError) as error:
+            if self._handle is not None and self._concerns_others:
+                self._group.reject_launch(error)
+            raise
+        return bound.launch()
 
     def run(self, *operands: Any, timeout: Optional[Seconds] = None, **options: Any) -> None:
         """launch() and Pending.wait(timeout)."""

@@ -47,6 +47,7 @@ class Attention(Operation):
     stays as it was, and the group goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it. The
     lengths are read while the launch runs, also by every replay of a graph."""
 
+    _concerns_others = False
     what = "attention"
     lengths = ("cu_seqlens_q", "cu_seqlens_k")  # that packed sequences have
     Arguments = _abi.AttentionArguments
@@ -87,6 +88,7 @@ class AttentionBackward(Operation):
     lengths. Keys that no query sees get zeros; rows behind the last sequence are not written. executor="cuda" keeps sums of up to 64
     rows more for each of `max_sequences`."""
 
+    _concerns_others = False
     what = "attention_backward"
     lengths = ("cu_seqlens_q", "cu_seqlens_k")
     Arguments = _abi.AttentionBackwardArguments
@@ -130,6 +132,7 @@ class RingAttention(Attention):
     causal, their number is even. All else is as of Attention: a rank that is refused passes on its keys and values, so the others
     go on. Ranks that are given other lengths than the others get other results."""
 
+    _concerns_others = True
     what = "ring_attention"
     lengths = ("cu_seqlens_q",)
 
@@ -142,6 +145,7 @@ class RingAttentionBackward(AttentionBackward):
     """The backward pass of RingAttention: from what this rank gave it and got, and d_out of its own positions, the gradients d_q, d_k
     and d_v of its own positions, sums over all ranks. The same bits every run."""
 
+    _concerns_others = True
     what = "ring_attention_backward"
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":

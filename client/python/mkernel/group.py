@@ -97,6 +97,17 @@ class Group:
         handle, said = self._alive(), in_c("text", shown)
         interruptible("fail", lambda: check(lib.mk_group_fail(handle.pointer, number, said)))
 
+    def reject_launch(self, why: BaseException) -> None:
+        """This rank does not make the launch that comes next, because of `why`: an error of its operands. A launch of another rank
+        with this number ends with that reason, and the group fails, unless all ranks reject it. launch() and run() of an operation
+        call it for operands that they refuse; bind() does not, for nothing is launched there."""
+        handle = self._handle
+        if handle is None:
+            return
+        code = why.code if isinstance(why, Error) and why.code else Code.INVALID_ARGUMENT
+        text = f"{type(why).__name__}: {getattr(why, 'text', why)}".replace("\0", "\\0").encode(errors="replace")
+        interruptible("reject_launch", lambda: lib.mk_group_reject_launch(handle.pointer, int(code), text))
+
     def barrier(self) -> None:
         """**Collective**. Returns when every rank is here."""
         handle = self._for_collective()

@@ -129,7 +129,6 @@ class Moe(Operation):
                                           "shared_weights": shared_weights})
         return self._bind(self.Arguments(tokens=tokens), operands, deadline, compute_threads)
 
-
     def _shared(self, tokens: int, given: "dict[str, Any]") -> "list[tuple[Operand, Any]]":
         """What a launch has of the shared expert."""
         shape = self._shape
@@ -164,6 +163,7 @@ class GroupedGemm(Operation):
     group goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it. `ends` is read while the launch
     runs, also by every replay of a graph."""
 
+    _concerns_others = False
     what = "grouped_gemm"
     Arguments = _abi.GroupedGemmArguments
     _launch = lib.mk_grouped_gemm_launch

@@ -21,7 +21,13 @@ std::uint64_t RingProducer::try_claim(std::uint64_t count, std::uint64_t& positi
 Status RingProducer::claim(std::uint64_t count, std::uint64_t& position, const WaitSite& site,
                            const WaitScope& scope) {
   const auto room = [&] { return try_claim(count, position); };
-  return wait_until(room, count, {site.role, "room in the work ring", site.peer, site.lane}, scope);
+  return wait_until(room, count,
+                    {.role = site.role,
+                     .tag = "room in the work ring",
+                     .peer = site.peer,
+                     .lane = site.lane,
+                     .of_peer = false},
+                    scope);
 }
 
 void RingProducer::write(std::uint64_t position, const abi::WorkRequest& request) {
@@ -102,7 +108,9 @@ Status Endpoint::wait_completed(std::uint32_t target, std::uint32_t lane, std::u
   const auto seen = [&] {
     return load_acquire(group_.completed(target, first_lane_ + lane)) - completed_base_[index(target, lane)];
   };
-  return wait_until(seen, count, {role, "completed puts", target, lane}, scope);
+  return wait_until(seen, count,
+                    {.role = role, .tag = "completed puts", .peer = target, .lane = lane, .of_peer = false},
+                    scope);
 }
 
 Status Endpoint::wait_all_completed(const char* role, const WaitScope& scope) const {

@@ -133,6 +133,7 @@ const char* mk_test_null(void) {
   REFUSED(mk_group_rank_info(NULL, 0, NULL));
   REFUSED(mk_group_status(NULL));
   REFUSED(mk_group_fail(NULL, MK_ABORTED, "why"));
+  REFUSED(mk_group_reject_launch(NULL, MK_ABORTED, "why"));
   REFUSED(mk_group_leave(NULL));
   REFUSED(mk_barrier(NULL));
   REFUSED(mk_exchange(NULL, NULL, 0, NULL));

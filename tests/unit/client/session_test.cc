@@ -50,8 +50,9 @@ TEST_CASE("bad options are refused by name, value and limit") {
 }
 
 TEST_CASE("a daemon of another version is named with both versions") {
-  FakeDaemon daemon({.version = 9});
-  check_status(connect(daemon).status(), StatusCode::kFailedPrecondition, "version 9");
+  FakeDaemon daemon({.version = abi::kVersion + 1});
+  check_status(connect(daemon).status(), StatusCode::kFailedPrecondition,
+               "version " + std::to_string(abi::kVersion + 1));
   check_status(connect(daemon).status(), StatusCode::kFailedPrecondition,
                "version " + std::to_string(abi::kVersion));
 }

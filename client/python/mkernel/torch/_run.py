@@ -130,7 +130,11 @@ def _decided(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[t
              options: Options) -> Decision:
     if options.check:
         _compare(kind, membership, a, bs, dim, options)
-    return decide(kind, membership, a, bs, dim, options)
+    try:
+        return decide(kind, membership, a, bs, dim, options)
+    except InvalidArgument as error:  # what mkernel does not have (Refused) is made in another way, on every rank
+        membership.group.reject_launch(error)
+        raise
 
 
 def _compare(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int,

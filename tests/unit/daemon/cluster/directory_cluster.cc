@@ -1,6 +1,7 @@
 #include "tests/unit/daemon/cluster/directory_cluster.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace mkernel::cluster {
 
@@ -47,10 +48,39 @@ struct DirectoryCluster::Node final : PeerBus, session::GroupEvents {
   void group_failed(const dataplane::GroupKey& key, std::int32_t culprit, const std::string& node,
                     const Status& why) override {
     RankView& rank = *find(key);
+    if (rank.has_lost_a_rank) {
+      ++rank.aborts;
+    } else {
+      note_failure(rank, culprit, node, why);
+    }
+  }
+  static void note_failure(RankView& rank, std::int32_t culprit, const std::string& node, const Status& why) {
     ++rank.failures;
     rank.culprit = culprit;
     rank.failed_on = node;
     rank.failure = why;
+  }
+  void rank_gone(const dataplane::GroupKey& key, std::uint32_t gone, const std::string& node,
+                 const Status& why) override {
+    RankView& rank = *find(key);
+    rank.gone[gone] = why;
+    if (!why.ok() && !std::exchange(rank.has_lost_a_rank, true))
+      note_failure(rank, static_cast<std::int32_t>(gone), node, why);
+  }
+  Status launch_rejected(const dataplane::GroupKey& key, std::uint32_t from, std::uint64_t launch,
+                         const Status& why) override {
+    RankView& rank = *find(key);
+    rank.rejected.emplace_back(from, launch);
+    return rank.state.launches < launch ? Status() : why;
+  }
+  abi::RankState state_of(const dataplane::GroupKey& key) const override {
+    for (const auto& rank : cluster.ranks) {
+      if (rank->node == index && rank->key == key) return rank->state;
+    }
+    return {};
+  }
+  void states_known(const dataplane::GroupKey& key, const std::vector<session::RankReport>& states) override {
+    for (const session::RankReport& report : states) find(key)->states[report.rank] = report.state;
   }
 
   DirectoryCluster& cluster;

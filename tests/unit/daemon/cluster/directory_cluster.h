@@ -47,6 +47,12 @@ struct RankView {
   std::int32_t culprit = -2;
   std::string failed_on;
   Status failure;
+  bool has_lost_a_rank = false;                    ///< which ended its group; then
+  int aborts = 0;                                  ///< how often it failed as a whole
+  std::map<std::uint32_t, Status> gone;            ///< by rank, OK: it left in peace
+  std::map<std::uint32_t, abi::RankState> states;  ///< of the others, when the group has failed
+  abi::RankState state{};                          ///< its own
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> rejected;  ///< (rank, launch), of the others
 
   bool is_formed() const { return formed && formed->ok(); }
   bool is_ready() const { return ready && ready->ok(); }

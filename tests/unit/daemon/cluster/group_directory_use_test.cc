@@ -95,6 +95,86 @@ TEST_CASE("an exchange that times out names the missing ranks") {
   CHECK(cluster.dropped.empty());
 }
 
+TEST_CASE(
+    "a lost rank is reported with what all ranks do, and a rank that needs it fails the group for all") {
+  run_seeds([](unsigned seed) {
+    DirectoryCluster cluster(2, seed);
+    const auto ranks = make_group(cluster, 2, 2);
+    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r]->state.launches = 10 + r;
+    cluster.directory(1).session_gone(ranks[3]->key.session, {StatusCode::kUnavailable, "exited"});
+    cluster.settle();
+    for (const RankView* rank : {ranks[0], ranks[1], ranks[2]}) {
+      CHECK(rank->gone.at(3).code() == StatusCode::kUnavailable);
+      CHECK(rank->aborts == 0);
+      for (std::uint32_t other : {0U, 1U, 2U, 3U}) CHECK(rank->states.at(other).launches == 10 + other);
+    }
+    cluster.directory(0).fail(ranks[1]->key, 1, {StatusCode::kUnavailable, "needs rank 3"});
+    cluster.settle();
+    for (const RankView* rank : {ranks[0], ranks[1], ranks[2]}) {
+      CHECK(rank->aborts == 1);
+      CHECK(contains(rank->failure, "exited"));
+    }
+    CHECK(cluster.dropped.empty());
+  });
+}
+
+TEST_CASE(
+    "while the last puts of a session that ends are on their way, its group goes on and its name is free") {
+  run_seeds([](unsigned seed) {
+    DirectoryCluster cluster(2, seed);
+    const auto ranks = make_group(cluster, 2, 2);
+    cluster.exchange(*ranks[0], 1, 1, milliseconds(5000));
+    RankView& waiting = cluster.join(1, "whose other rank never comes", 0, 2);
+    const Status why(StatusCode::kUnavailable, "exited");
+    cluster.directory(1).session_ending(waiting.key.session, why);
+    cluster.directory(1).session_ending(ranks[3]->key.session, why);
+    cluster.settle();
+    std::vector<RankView*> again;
+    for (std::uint32_t r : {3U, 0U, 1U, 2U}) again.push_back(&cluster.join(r / 2, "g", r, 4));
+    cluster.settle();
+    for (const RankView* rank : again) CHECK(rank->is_formed());
+    for (const RankView* rank : ranks) CHECK(rank->failures == 0);
+    CHECK(ranks[0]->exchanges.empty());
+    cluster.directory(1).session_gone(ranks[3]->key.session, why);
+    cluster.settle();
+    check_failed_once({ranks[0], ranks[1], ranks[2]}, 3, "node1");
+    CHECK(ranks[0]->exchanges.size() == 1);
+    for (const RankView* rank : again) CHECK(rank->failures == 0);
+    CHECK(cluster.dropped.empty());
+  });
+}
+
+TEST_CASE("a rank that leaves in peace is gone for the others, whose group goes on") {
+  run_seeds([](unsigned seed) {
+    DirectoryCluster cluster(2, seed);
+    const auto ranks = make_group(cluster, 2, 2);
+    cluster.directory(1).leave(ranks[3]->key);
+    cluster.settle();
+    for (const RankView* rank : {ranks[0], ranks[1], ranks[2]}) {
+      CHECK(rank->gone.at(3).ok());
+      CHECK(rank->failures == 0);
+    }
+  });
+}
+
+TEST_CASE("a rejected launch goes to all other ranks, and fails the group where one has made it") {
+  run_seeds([](unsigned seed) {
+    DirectoryCluster cluster(2, seed);
+    const auto ranks = make_group(cluster, 2, 2);
+    cluster.directory(1).reject(ranks[3]->key, 5, {StatusCode::kInvalidArgument, "wrong operand"});
+    cluster.settle();
+    for (const RankView* rank : {ranks[0], ranks[1], ranks[2]}) {
+      CHECK(rank->rejected == std::vector<std::pair<std::uint32_t, std::uint64_t>>{{3, 5}});
+      CHECK(rank->failures == 0);
+    }
+    ranks[0]->state.launches = 6;
+    cluster.directory(1).reject(ranks[3]->key, 6, {StatusCode::kInvalidArgument, "wrong operand"});
+    cluster.settle();
+    check_failed_once({ranks[0], ranks[1], ranks[2], ranks[3]}, 3, "node1");
+    CHECK(contains(ranks[1]->failure, "wrong operand"));
+  });
+}
+
 TEST_CASE("a session that goes fails its groups everywhere, once, with rank, node, pid and cause") {
   run_seeds([](unsigned seed) {
     DirectoryCluster cluster(2, seed);

@@ -22,8 +22,8 @@ TEST_CASE("detach waits for the puts in flight, then drops every reference") {
   for (int i = 0; i < 40; ++i) client.put(1, 64);
   REQUIRE(eventually([&] { return node.wire->put_count() == 40; }));
   CHECK(node.wire->open_channels() == 4);
-  Flag gone;
-  node.proxy.detach_session(1, kLong, gone.setter());
+  Flag drained, gone;
+  node.proxy.detach_session(1, kLong, drained.setter(), gone.setter());
   settle(node);       // the proxy knows: a slot written while the command was under way could still be read
   client.put(1, 64);  // written too late: never read
   settle(node);
@@ -31,9 +31,11 @@ TEST_CASE("detach waits for the puts in flight, then drops every reference") {
   node.wire->complete(client.key(1), 39);
   CHECK(eventually([&] { return completed(*client.group, 1) == 39; }));
   settle(node);
-  CHECK_FALSE(gone.set());
+  CHECK_FALSE(drained.set());
   CHECK(node.wire->open_channels() == 4);
+  node.wire->keep_busy(true);  // its channels do not close yet
   node.wire->complete(client.key(1), 40);
+  REQUIRE(eventually([&] { return drained.set(); }));
   REQUIRE(eventually([&] { return gone.set(); }));
   CHECK(completed(*client.group, 1) == 40);
   CHECK(node.wire->open_channels() == 0);
@@ -41,6 +43,37 @@ TEST_CASE("detach waits for the puts in flight, then drops every reference") {
   CHECK(eventually([&] { return client.session.use_count() == 2; }));  // this test and its writer
   CHECK(eventually([&] { return client.group.use_count() == 1; }));
   CHECK(eventually([&] { return client.region.use_count() == 1; }));
+}
+
+TEST_CASE("puts to a rank that is gone complete, and neither its channels nor its peer fail the group") {
+  ProxyFixture node;
+  node.wire->allow(5);
+  auto client =
+      node.join(1, {.lanes = 2, .instance = 77, .ranks = {{.session = 1}, {.peer = 5}, {.peer = 6}}});
+  for (int i = 0; i < 20; ++i) client.put(1, 64);  // five with the transport, others with the proxy
+  REQUIRE(eventually([&] { return node.wire->put_count() == 5; }));
+  REQUIRE(node.wire->open_channels() == 8);
+  node.wire->keep_busy(true);
+  node.proxy.rank_left(client.group->key, 1);
+  CHECK(eventually([&] { return completed(*client.group, 1) == 20; }));
+  node.wire->fail_channel(client.key(1), {StatusCode::kUnavailable, "no such channel"});
+  settle(node);
+  client.put(1, 64);
+  CHECK(eventually([&] { return completed(*client.group, 1) == 21; }));
+  node.wire->complete(client.key(1), 5);
+  node.wire->keep_busy(false);
+  CHECK(eventually([&] { return node.wire->open_channels() == 6; }));  // the two that it would get puts on
+  node.proxy.rank_left(client.group->key, 1);                          // told again
+  node.wire->fail_peer(5, {StatusCode::kUnavailable, "peer 5 is no more"});
+  node.wire->allow_everything();
+  client.put(2, 64);
+  REQUIRE(eventually([&] { return node.wire->put_count() == 6; }));
+  node.wire->complete(client.key(2), 1);
+  CHECK(eventually([&] { return completed(*client.group, 2) == 1; }));
+  CHECK(completed(*client.group, 1) == 21);
+  CHECK(node.sink.groups().empty());
+  node.wire->fail_peer(6, {StatusCode::kUnavailable, "peer 6 is no more"});  // one that is needed
+  CHECK(eventually([&] { return node.sink.groups().size() == 1; }));
 }
 
 // Channels of other sessions share their connections: one that closes with puts under way disturbs them.
@@ -138,7 +171,8 @@ TEST_CASE("stop drains, closes the transport and answers everybody") {
   client.put(1, 64);
   REQUIRE(eventually([&] { return node.wire->put_count() == 1; }));
   Flag detached, closed;
-  node.proxy.detach_session(1, kLong, detached.setter());
+  node.proxy.detach_session(
+      1, kLong, [] {}, detached.setter());
   node.proxy.close_group(client.group->key, kLong, closed.setter());
   node.proxy.stop(milliseconds(1));  // the put never completes
   CHECK(detached.set());
@@ -147,7 +181,8 @@ TEST_CASE("stop drains, closes the transport and answers everybody") {
   CHECK(client.group.use_count() == 1);
   // After the end every call still answers.
   Flag late;
-  node.proxy.detach_session(1, kLong, late.setter());
+  node.proxy.detach_session(
+      1, kLong, [] {}, late.setter());
   CHECK(late.set());
   CHECK_FALSE(open_group(node.proxy, make_group(1, pair_shape(1))).ok());
   node.proxy.attach_session(make_session(8));
@@ -160,7 +195,8 @@ TEST_CASE("a proxy that was never started answers too") {
   Flag done;
   {
     dataplane::Proxy proxy({}, std::make_unique<FakeTransport>(std::make_shared<FakeWire>()), sink);
-    proxy.detach_session(1, kLong, done.setter());
+    proxy.detach_session(
+        1, kLong, [] {}, done.setter());
   }
   CHECK(done.set());
 }

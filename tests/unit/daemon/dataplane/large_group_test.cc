@@ -129,7 +129,8 @@ struct LargeGroup {
     for (const auto& port : ports) {
       auto answer = std::make_shared<std::promise<void>>();
       answers.push_back(answer->get_future());
-      node.proxy.detach_session(port->id, milliseconds(1000), [answer] { answer->set_value(); });
+      node.proxy.detach_session(
+          port->id, milliseconds(1000), [] {}, [answer] { answer->set_value(); });
     }
     for (auto& answer : answers) REQUIRE(answer.wait_for(kLong) == std::future_status::ready);
   }

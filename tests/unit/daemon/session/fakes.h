@@ -147,6 +147,17 @@ class LocalCoordinator final : public GroupCoordinator {
     tell_failure(group_of(key), culprit, why);
   }
 
+  void reject(const dataplane::GroupKey& key, std::uint64_t launch, const Status& why) override {
+    const std::uint32_t from = rank_of(group_of(key), key);
+    for (auto& [rank, member] : group_of(key).ranks) {
+      if (rank == from) continue;
+      post([this, to = member.key, from, launch, why] {
+        const Status made = events_->launch_rejected(to, from, launch, why);
+        if (!made.ok()) tell_failure(group_of(to), static_cast<std::int32_t>(from), made);
+      });
+    }
+  }
+
   void leave(const dataplane::GroupKey& key) override {
     Group& group = group_of(key);
     group.ranks.erase(rank_of(group, key));
@@ -155,6 +166,7 @@ class LocalCoordinator final : public GroupCoordinator {
     ++left;
   }
 
+  void session_ending(dataplane::SessionId, const Status&) override { ++ending; }
   void session_gone(dataplane::SessionId session, const Status& why) override {
     ++gone;
     for (auto name = names_.begin(); name != names_.end();) {
@@ -175,6 +187,7 @@ class LocalCoordinator final : public GroupCoordinator {
   std::atomic<bool> far_behind = false;  ///< what congested() says
   int joins = 0;                         ///< calls of join()
   int left = 0;                          ///< calls of leave()
+  int ending = 0;                        ///< calls of session_ending()
   int gone = 0;                          ///< calls of session_gone()
 
  private:

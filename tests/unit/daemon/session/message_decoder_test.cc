@@ -64,6 +64,8 @@ TEST_CASE("every request decodes to its type with its fields") {
       decoded(message_of<abi::Exchange>(MessageType::kExchange)).value()));
   CHECK(std::holds_alternative<abi::FailGroup>(
       decoded(message_of<abi::FailGroup>(MessageType::kFailGroup)).value()));
+  CHECK(std::holds_alternative<abi::RejectLaunch>(
+      decoded(message_of<abi::RejectLaunch>(MessageType::kRejectLaunch)).value()));
 }
 
 TEST_CASE("another ABI version is refused and both versions are named") {
@@ -94,7 +96,7 @@ TEST_CASE("a header that does not fit its packet is refused") {
 }
 
 TEST_CASE("unknown types are refused, the daemon's own replies and events among them") {
-  for (const int type : {0, 10, 50, 100, 101, 108, 200, 65535}) {
+  for (const int type : {0, 11, 50, 100, 101, 108, 110, 200, 65535}) {
     CAPTURE(type);
     auto leave = message_of<abi::LeaveGroup>(static_cast<MessageType>(type));
     CHECK(contains(refusal(decoded(leave)), "unknown type " + std::to_string(type)));
@@ -162,6 +164,9 @@ TEST_CASE("a text without its terminating zero is refused by name") {
   auto fail = message_of<abi::FailGroup>(MessageType::kFailGroup);
   std::memset(fail.text, 'x', sizeof(fail.text));
   CHECK(contains(refusal(decoded(fail)), "fail_group.text has no terminating zero"));
+  auto reject = message_of<abi::RejectLaunch>(MessageType::kRejectLaunch);
+  std::memset(reject.text, 'x', sizeof(reject.text));
+  CHECK(contains(refusal(decoded(reject)), "reject_launch.text has no terminating zero"));
 }
 
 TEST_CASE("a set reserved byte is refused in every message that has some") {
@@ -195,7 +200,7 @@ TEST_CASE("random bytes behind a valid header never decode to a wrong size") {
   for (int round = 0; round < 20000; ++round) {
     const std::size_t size = random() % (bytes.size() + 1);
     for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(random());
-    const abi::Header header{abi::kMagic, abi::kVersion, static_cast<std::uint16_t>(random() % 12),
+    const abi::Header header{abi::kMagic, abi::kVersion, static_cast<std::uint16_t>(random() % 13),
                              static_cast<std::uint16_t>(size), 1};
     if (size >= sizeof(header)) std::memcpy(bytes.data(), &header, sizeof(header));
     const auto result = decode({std::span(bytes).first(size), random() % 3});

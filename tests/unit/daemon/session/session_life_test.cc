@@ -107,6 +107,7 @@ TEST_CASE("after fifty clients are killed, fds, shared memory and threads are ba
   CHECK(after.mappings == before.mappings);
   // Threads of workers that have no more to do end a moment later.
   CHECK(eventually([&] { return usage().threads <= before.threads; }));
+  CHECK(harness.control([&](SessionServer&) { return harness.coordinator().ending; }) == 51);
   CHECK(harness.control([&](SessionServer&) { return harness.coordinator().gone; }) == 51);
 }
 

@@ -129,7 +129,7 @@ def ring_slot():
 
 
 # The requests of proto/abi/messages.h behind one byte: how many fds came, 0x40 for a packet that was cut, 0x80 for fds that were.
-ABI_VERSION = 8
+ABI_VERSION = 9
 GROUPS_VERSION = 1
 
 
@@ -162,7 +162,8 @@ def session_message():
     yield "exchange", request(7, struct.pack("<IIQ512s", 1, 0, 1, bytes(range(256)) * 2))
     yield "fail", request(8, struct.pack("<II8s448s", 1, 4, bytes(8), b"rank 3 timed out"))
     yield "seal", request(9, struct.pack("<II8s", 1, 0, bytes(8)))
-    yield "unknown-type", request(10, bytes(16))
+    yield "reject", request(10, struct.pack("<IIQ448s", 1, 3, 1, b"c has 7 bytes of 128"))
+    yield "unknown-type", request(11, bytes(16))
     yield "wrong-size", request(3, bytes(16), size=48)
     yield "event", request(3, bytes(16), sequence=0)
     yield "cut", request(3, bytes(16), fds=0x40)
@@ -296,6 +297,9 @@ def peer_message():
     yield "early", said(message(15, x1=77, f2=1)) + said(message(16, x1=77, f2=1, f3=0, f4=4096, f5=1)) + \
         said(message(17, x1=77, f2=1, f3=1, f4=bytes(512)))
     yield "fails", forms + said(message(18, x1=77, f2=1, f3="node1", f4=10, f5="broken", f6=b"\x08\x01\x10\x01"))
+    yield "loses-a-rank", forms + said(message(18, x1=77, f2=1, f3="node1", f4=10, f5="exited", f6=b"\x08\x01\x10\x01", f7=1,
+                                               f8=[fields_of(f1=1, f2=2, f3=9, f4="gemm_rs"), fields_of(f1=7, f2=99)]))
+    yield "rejects", forms + said(message(20, x1=77, f2=1, f3=1, f4=3, f5="c has 7 bytes of 128"))
     yield "fields", b"".join(said(bytes(range(i, i + 40)), i & 1, 0) for i in range(12))
 
 

@@ -8,7 +8,8 @@ import unittest
 
 from cluster import BIN, PATIENCE, ClusterTest, wait_until
 
-ATTACKS = ("rival", "tiny_puts", "join_flood", "leave_groups", "leave_put", "kill", "regions", "sessions", "silent")
+ATTACKS = ("rival", "tiny_puts", "join_flood", "leave_groups", "leave_put", "kill", "regions", "sessions", "silent",
+           "linger_packet", "linger_regions", "unread", "holes", "locked", "busy_group")
 
 
 class Tenants(ClusterTest):
@@ -46,6 +47,8 @@ class Tenants(ClusterTest):
                 for side in ("without", "with"):
                     figures = row[side]
                     self.assertGreater(figures["signals"], 10)
+                    self.assertGreater(figures["answers"], 10)
+                    self.assertLessEqual(figures["answer_p50_us"], figures["answer_worst_us"])
                     self.assertGreater(figures["gbytes_per_second"], 0)
                     self.assertLessEqual(figures["p50_us"], figures["p999_us"])
                     self.assertLessEqual(figures["p999_us"], figures["worst_us"])

@@ -243,6 +243,13 @@ const std::vector<AttackKind>& attack_kinds() {
       {"regions", "regions until the daemon takes no more", make_regions},
       {"sessions", "sessions until the daemon takes no more", make_attack<Sessions>},
       {"silent", "connections that never say a word", make_attack<Silent>},
+      {"linger_packet", "a packet with sockets whose close waits", make_linger_packet},
+      {"linger_regions", "sockets whose close waits, registered as memory", make_linger_regions},
+      {"unread", "replies with descriptors, which nobody reads", make_unread},
+      {"holes", "memory under puts that loses its pages", make_holes},
+      {"locked", "memory whose file its writers keep locked", make_locked},
+      {"busy_group", "a large group of one node that exchanges and registers without a pause",
+       make_busy_group},
   };
   return kinds;
 }

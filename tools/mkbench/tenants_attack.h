@@ -41,5 +41,12 @@ const AttackKind* attack_of(const std::string& name);
 std::unique_ptr<Attack> make_leave_put(const AttackOptions& options);
 std::unique_ptr<Attack> make_kill(const AttackOptions& options);
 std::unique_ptr<Attack> make_regions(const AttackOptions& options);
+// Those of tenants_attack_objects.cc.
+std::unique_ptr<Attack> make_linger_packet(const AttackOptions& options);
+std::unique_ptr<Attack> make_linger_regions(const AttackOptions& options);
+std::unique_ptr<Attack> make_unread(const AttackOptions& options);
+std::unique_ptr<Attack> make_holes(const AttackOptions& options);
+std::unique_ptr<Attack> make_locked(const AttackOptions& options);
+std::unique_ptr<Attack> make_busy_group(const AttackOptions& options);
 
 }  // namespace mkernel::bench

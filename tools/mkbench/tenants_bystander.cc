@@ -57,6 +57,12 @@ Result<TenantPair> TenantPair::make(const PairOptions& o) {
       for_both<std::uint32_t>([&](std::uint32_t rank) { return pair.groups_[rank].reserve_lanes(2); });
   if (!lanes.ok()) return lanes.status();
   pair.first_lane_ = lanes.value()[0];
+  auto asking = RawSession::connect(o.daemon, o.name);
+  if (!asking.ok()) return asking.status();
+  auto asking_group = asking->join({.name = o.name + "-ask"});
+  if (!asking_group.ok()) return asking_group.status();
+  pair.asking_.emplace(std::move(asking).value());
+  pair.asking_group_ = *asking_group;
   for (Group& group : pair.groups_) pair.active_.push_back(group.keep_active());
   return pair;
 }
@@ -96,6 +102,19 @@ Result<std::vector<double>> TenantPair::signal_latencies(double seconds, std::ch
     if (!took.ok()) return took.status();
     add_with_missed(samples, *took, static_cast<double>(interval.count()));
     std::this_thread::sleep_until(next);
+  }
+  return samples;
+}
+
+Result<std::vector<double>> TenantPair::answer_latencies(double seconds, std::chrono::microseconds interval) {
+  std::vector<double> samples;
+  const auto end = SteadyClock::now() + std::chrono::duration<double>(seconds);
+  while (SteadyClock::now() < end) {
+    const auto begin = SteadyClock::now();
+    MK_RETURN_IF_ERROR(asking_->ask(asking_group_));
+    const double took = std::chrono::duration<double, std::micro>(SteadyClock::now() - begin).count();
+    add_with_missed(samples, took, static_cast<double>(interval.count()));
+    std::this_thread::sleep_until(begin + interval);
   }
   return samples;
 }

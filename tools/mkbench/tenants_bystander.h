@@ -4,11 +4,14 @@
 
 #include <mkernel/client.h>
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/mkbench/put_round.h"
+#include "tools/mkbench/tenants_session.h"
 
 namespace mkernel::bench {
 
@@ -38,6 +41,10 @@ class TenantPair {
   /// what was sent, what the groups say.
   Result<std::vector<double>> signal_latencies(double seconds, std::chrono::microseconds interval);
 
+  /// Requests to the control thread of rank 0's daemon for `seconds`, one every `interval`: microseconds
+  /// until the answer, as signal_latencies(). Errors: as RawSession's.
+  Result<std::vector<double>> answer_latencies(double seconds, std::chrono::microseconds interval);
+
   /// Puts of `bytes` through the whole buffer for `seconds`, every payload compared. kDataLoss: one arrived
   /// changed.
   Result<double> gbytes_per_second(std::uint32_t bytes, double seconds);
@@ -50,6 +57,8 @@ class TenantPair {
   std::vector<Group> groups_;
   std::vector<SymmetricBuffer> buffers_;
   std::vector<Activity> active_;
+  std::optional<RawSession> asking_;
+  std::uint32_t asking_group_ = 0;
   std::uint32_t first_lane_ = 0;
   std::uint64_t signals_ = 0, puts_ = 0;  ///< so far
 };

@@ -28,6 +28,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
+constexpr std::chrono::microseconds kBetweenAnswers{2000};
 constexpr std::chrono::seconds kFirstRound{10};  ///< of an attack, before it is measured
 
 struct TenantsOptions {
@@ -111,7 +112,7 @@ Result<Program> start_attacker(const TenantsOptions& o, const std::string& name)
   add("--ranks", std::to_string(o.attack.ranks));
   add("--connections", std::to_string(o.attack.connections));
   add("--nice", std::to_string(o.nice));
-  add("--seconds", std::to_string(kFirstRound.count() + 4 * o.seconds + 60));
+  add("--seconds", std::to_string(kFirstRound.count() + 6 * o.seconds + 60));
   if (o.uid.has_value()) add("--uid", std::to_string(*o.uid));
   for (const std::string& listener : o.attack.listeners) add("--listener", listener);
   return Program::start_talking(command);
@@ -130,6 +131,9 @@ Status measure(const TenantsOptions& o, TenantPair& bystander, TenantSamples& sa
   auto signals = bystander.signal_latencies(o.seconds, std::chrono::microseconds(o.interval_us));
   if (!signals.ok()) return signals.status();
   samples.signal_us.insert(samples.signal_us.end(), signals->begin(), signals->end());
+  auto answers = bystander.answer_latencies(o.seconds, kBetweenAnswers);
+  if (!answers.ok()) return answers.status();
+  samples.answer_us.insert(samples.answer_us.end(), answers->begin(), answers->end());
   auto rate = bystander.gbytes_per_second(o.put_bytes, o.seconds);
   if (!rate.ok()) return rate.status();
   samples.gbytes_per_second.push_back(*rate);

@@ -14,6 +14,10 @@ nlohmann::json samples_json(const TenantSamples& samples) {
           {"p99_us", quantile(samples.signal_us, 0.99)},
           {"p999_us", quantile(samples.signal_us, 0.999)},
           {"worst_us", quantile(samples.signal_us, 1)},
+          {"answers", samples.answer_us.size()},
+          {"answer_p50_us", quantile(samples.answer_us, 0.5)},
+          {"answer_p99_us", quantile(samples.answer_us, 0.99)},
+          {"answer_worst_us", quantile(samples.answer_us, 1)},
           {"gbytes_per_second", median(samples.gbytes_per_second)},
           {"gbytes_spread", spread(samples.gbytes_per_second)}};
 }
@@ -23,6 +27,7 @@ std::vector<std::string> cells(const std::string& beside, const TenantSamples& s
   std::vector<std::string> row{beside};
   for (const double part : {0.5, 0.99, 0.999, 1.0})
     row.push_back(fixed(quantile(samples.signal_us, part), 1));
+  for (const double part : {0.5, 1.0}) row.push_back(fixed(quantile(samples.answer_us, part) / 1e3, 2));
   row.push_back(fixed(median(samples.gbytes_per_second), 3));
   row.push_back(share);
   row.push_back(rounds);
@@ -47,6 +52,8 @@ nlohmann::json to_json(const TenantCase& measured, const std::optional<double>& 
       {"with", samples_json(measured.with)},
       {"worst_added_ms",
        (quantile(measured.with.signal_us, 1) - quantile(measured.without.signal_us, 1)) / 1e3},
+      {"answer_worst_added_ms",
+       (quantile(measured.with.answer_us, 1) - quantile(measured.without.answer_us, 1)) / 1e3},
       {"of_fair_share", fair && *fair > 0 ? nlohmann::json(with / *fair) : nlohmann::json()},
       {"attack_rounds", measured.attack_rounds},
       {"refused", measured.refused},
@@ -57,8 +64,8 @@ nlohmann::json to_json(const TenantCase& measured, const std::optional<double>& 
 
 std::vector<std::vector<std::string>> tenants_table(const std::vector<TenantCase>& cases,
                                                     const std::optional<double>& fair) {
-  std::vector<std::vector<std::string>> table{
-      {"beside", "signal p50 us", "p99", "p99.9", "worst", "GB/s", "of fair share", "rounds"}};
+  std::vector<std::vector<std::string>> table{{"beside", "signal p50 us", "p99", "p99.9", "worst",
+                                               "answer p50 ms", "worst", "GB/s", "of fair share", "rounds"}};
   for (const TenantCase& measured : cases) {
     const double with = median(measured.with.gbytes_per_second);
     table.push_back(cells("nobody", measured.without, "-", "-"));

@@ -11,6 +11,7 @@ namespace mkernel::bench {
 /// What a bystander saw in all turns under one condition.
 struct TenantSamples {
   std::vector<double> signal_us;          ///< of every signal
+  std::vector<double> answer_us;          ///< of every request to the control thread
   std::vector<double> gbytes_per_second;  ///< of every turn
 };
 

@@ -30,7 +30,12 @@ TEST_CASE("signals that were due during a stop count too") {
 }
 
 TenantCase measured_case() {
-  TenantCase measured{"kill", {{10, 20, 30}, {4, 5, 6}}, {{10, 20, 5030}, {2, 1, 3}}, 17, "limits.max", ""};
+  TenantCase measured{"kill",
+                      {{10, 20, 30}, {100, 300}, {4, 5, 6}},
+                      {{10, 20, 5030}, {100, 9300}, {2, 1, 3}},
+                      17,
+                      "limits.max",
+                      ""};
   return measured;
 }
 
@@ -41,6 +46,8 @@ TEST_CASE("a row says what the attacker added, and what is left of a fair share"
   CHECK(row["without"]["worst_us"] == 30);
   CHECK(row["with"]["worst_us"] == 5030);
   CHECK(row["worst_added_ms"] == 5.0);
+  CHECK(row["with"]["answer_worst_us"] == 9300);
+  CHECK(row["answer_worst_added_ms"] == 9.0);
   CHECK(row["with"]["gbytes_per_second"] == 2);
   CHECK(row["of_fair_share"] == 0.8);
   CHECK(row["refused"] == "limits.max");
@@ -61,7 +68,8 @@ TEST_CASE("two lines for each attack, of one width, and words below") {
   for (const auto& line : table) CHECK(line.size() == table[0].size());
   CHECK(table[1][0] == "nobody");
   CHECK(table[2][0] == "kill");
-  CHECK(table[2][6] == "80 %");
+  CHECK(table[2][6] == "9.30");
+  CHECK(table[2][8] == "80 %");
   const auto notes = tenants_notes({measured_case(), failed});
   REQUIRE(notes.size() == 3);
   CHECK(notes[0].find("limits.max") != std::string::npos);

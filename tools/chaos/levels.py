@@ -56,6 +56,14 @@ def stolen_ns(before, after):
 TCP_STATES = {1: "established", 2: "connecting", 4: "closing", 5: "closing", 6: "closing", 8: "other side closed", 10: "listening"}
 
 
+def protocol_of(fd):
+    """The kernel's name of a socket's protocol. One of TCP that is in no table was reset, and has not been closed."""
+    try:
+        return os.getxattr(fd, "system.sockprotoname").rstrip(b"\0").decode()
+    except OSError as error:
+        return f"a socket ({error.strerror})"
+
+
 def sockets_of(pid):
     """What is known of each socket of the process, as texts: ends and state of TCP, the path of others."""
     proc, known = pathlib.Path(f"/proc/{pid}"), {}
@@ -72,7 +80,8 @@ def sockets_of(pid):
         except FileNotFoundError:
             continue  # closed meanwhile
         if link.startswith("socket:"):
-            found.append(known.get(link.removeprefix("socket:[").removesuffix("]"), "another"))
+            inode = link.removeprefix("socket:[").removesuffix("]")
+            found.append(known[inode] if inode in known else f"{protocol_of(fd)} in no table")
     return sorted(found)
 
 

@@ -4,6 +4,7 @@ import exhaustion
 import floods
 import hostile
 import network
+import objects
 import processes
 
-STEPS = [*processes.STEPS, *exhaustion.STEPS, *floods.STEPS, *hostile.STEPS, *network.STEPS, *clock.STEPS]
+STEPS = [*processes.STEPS, *exhaustion.STEPS, *floods.STEPS, *hostile.STEPS, *objects.STEPS, *network.STEPS, *clock.STEPS]

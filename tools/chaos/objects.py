@@ -47,10 +47,25 @@ def lingering(count):
     return sockets, listener
 
 
-def close_all(sockets):
-    """The references of the daemon are the last ones, then."""
+def send_and_let_go(client, sockets, packets):
+    """Sends packets of (kind, body, sockets) and closes all sockets: the references of the daemon are the last ones, then. A process that
+    is killed does not wait for what lingers, so such a process sends: the daemon may have closed its own references already."""
+    begin, go = os.pipe()
+    sender = os.fork()
+    if sender == 0:
+        try:
+            os.read(begin, 1)
+            for kind, body, fds in packets:
+                client.send(kind, body, [s.fileno() for s in fds])
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
     for s in sockets:
         os.close(s.detach())
+    client.sequence += len(packets)
+    os.write(go, b"g")
+    os.waitpid(sender, 0)
+    for end in (begin, go):
+        os.close(end)
 
 
 def unread(client, group):
@@ -68,8 +83,7 @@ def linger_in_a_packet(channel, path, group, count):
     client = tenant.connect(path, "linger")
     sockets, listener = lingering(count)
     unread(client, group)
-    client.send(55, b"", [s.fileno() for s in sockets])
-    close_all(sockets)
+    send_and_let_go(client, sockets, [(55, b"", sockets)])
     channel.say(sent=count)
     channel.hear(60.0)
     listener.close()
@@ -80,9 +94,9 @@ def linger_in_regions(channel, path, group, count):
     client = tenant.connect(path, "linger")
     tenant.need(client.join(group), "join")
     sockets, listener = lingering(count)
-    for i, s in enumerate(sockets):
-        client.send(raw.REGISTER, struct.pack("<IIIIQQ544x", client.group, i % tenant.CAPACITY, 1, 0, 0, PAGE), [s.fileno()])
-    close_all(sockets)
+    register = lambda index: struct.pack("<IIIIQQ544x", client.group, index % tenant.CAPACITY, 1, 0, 0, PAGE)
+    for index, s in enumerate(sockets):  # one by one: the daemon soon looks at each
+        send_and_let_go(client, [s], [(raw.REGISTER, register(index), [s])])
     channel.say(sent=count)
     channel.hear(60.0)
     listener.close()

@@ -4,13 +4,16 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -76,8 +79,19 @@ class Lingering {
     return made;
   }
   std::span<const int> sockets() const { return sockets_; }
-  /// The references that were sent are the last ones now.
-  void let_go() { owned_.clear(); }
+  /// The references that were sent are the last ones then. A process that is killed does not wait for what
+  /// lingers, so the last one of this side is such a process's: the daemon may have closed its own already.
+  void let_go() {
+    const pid_t last = ::fork();  // no thread runs in this process, and no session of the library lives in it
+    if (last == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (;;) ::pause();
+    }
+    owned_.clear();
+    if (last < 0) return;
+    ::kill(last, SIGKILL);
+    ::waitpid(last, nullptr, 0);
+  }
 
  private:
   ipc::UniqueFd listener_;

@@ -152,10 +152,6 @@ std::string filled(std::string path, const Options& options, std::uint32_t local
   return path;
 }
 
-bool is_backward(const std::string& op) {
-  return op == "attention_backward" || op == "ring_attention_backward";
-}
-
 /// What one operation alone has.
 Status check_operation(const Options& o) {
   if (o.executor != Executor::kCuda && o.device)

@@ -10,6 +10,11 @@
 
 namespace mkernel::mkrun {
 
+/// Operations that read --lse and --o, which the others write.
+inline bool is_backward(const std::string& op) {
+  return op == "attention_backward" || op == "ring_attention_backward";
+}
+
 struct Options {
   std::string op;
   std::string group;

@@ -11,10 +11,6 @@ namespace {
 
 using Paths = std::vector<std::pair<std::string, std::string>>;  ///< flag and file, where there is one
 
-bool lse_is_read(const Options& o) {
-  return o.op == "attention_backward" || o.op == "ring_attention_backward";
-}
-
 Paths without_absent(Paths all) {
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.second.empty(); }),
             all.end());
@@ -23,7 +19,7 @@ Paths without_absent(Paths all) {
 
 Paths outputs_of(const Options& o) {
   return without_absent(
-      {{"--out", o.out}, {"--lse", lse_is_read(o) ? "" : o.lse}, {"--d-k", o.d_k}, {"--d-v", o.d_v}});
+      {{"--out", o.out}, {"--lse", is_backward(o.op) ? "" : o.lse}, {"--d-k", o.d_k}, {"--d-v", o.d_v}});
 }
 
 Paths inputs_of(const Options& o) {
@@ -34,7 +30,7 @@ Paths inputs_of(const Options& o) {
                          {"--v", o.v},
                          {"--o", o.o},
                          {"--d-o", o.d_o},
-                         {"--lse", lse_is_read(o) ? o.lse : ""},
+                         {"--lse", is_backward(o.op) ? o.lse : ""},
                          {"--cu-seqlens", o.cu_seqlens},
                          {"--cu-seqlens-k", o.cu_seqlens_k},
                          {"--w1", o.w1},
